@@ -154,12 +154,13 @@ func (s State) Check() error {
 			bad("address %v: not a host prefix", p)
 		}
 	}
+	own := s.Device.Key.Public()
 	owner := make(map[netip.Prefix]key.Public)
 	for k, p := range s.Peers {
 		switch {
 		case k.IsZero():
 			bad("a peer with no public key")
-		case k == s.Device.Key.Public():
+		case k == own:
 			bad("peer %v: the device's own key", k)
 		}
 		if err := CheckKeepalive(p.Keepalive); err != nil {

@@ -11,12 +11,16 @@ import (
 // Model has no device.
 type Model struct {
 	state State
+	self  key.Public // of state.Device.Key, which costs a scalar multiplication to ask
 	owner map[netip.Prefix]key.Public
 }
 
 // NewModel returns a Model of s, whose maps it takes over.
 func NewModel(s State) *Model {
 	m := &Model{state: s}
+	if s.Device.Exists() {
+		m.self = s.Device.Key.Public()
+	}
 	m.init()
 	for k, p := range s.Peers {
 		for q := range p.Prefixes.All() {
@@ -40,6 +44,9 @@ func (m *Model) init() {
 
 // State returns what m holds. The maps are m's own: read them, and only until the next Do.
 func (m *Model) State() State { return m.state }
+
+// Public returns the device's public key; zero where there is no device.
+func (m *Model) Public() key.Public { return m.self }
 
 // Owner returns the peer that has exactly prefix p.
 func (m *Model) Owner(p netip.Prefix) (key.Public, bool) {
@@ -69,8 +76,11 @@ func (m *Model) Do(op Op) error {
 		if d.MTU == 0 {
 			d.MTU = s.Device.MTU
 		}
+		if d.Key != s.Device.Key {
+			m.self = d.Key.Public()
+			m.remove(m.self)
+		}
 		s.Device = d
-		m.remove(d.Key.Public())
 		return nil
 	}
 	if _, ok := op.(RemoveDevice); ok {
@@ -118,7 +128,7 @@ func (m *Model) Do(op Op) error {
 
 func (m *Model) put(o PutPeer) error {
 	s := &m.state
-	if o.Key == s.Device.Key.Public() {
+	if o.Key == m.self {
 		return errOwnKey
 	}
 	if err := CheckKeepalive(o.Peer.Keepalive); err != nil {

@@ -82,7 +82,10 @@ func plan(want, have State, d Delta) []Op {
 	var ops []Op
 	var after []Op // what breaks
 	var early prefixes.Set
-	own := want.Device.Key.Public()
+	var own key.Public
+	if want.Device.Key != have.Device.Key {
+		own = want.Device.Key.Public()
+	}
 	if p, ok := have.Peers[own]; ok {
 		for r := range p.Prefixes.All() {
 			if _, routed := have.Routes[r]; routed {
