@@ -84,7 +84,21 @@ func (DropPrefixes) op() {}
 func (RemovePeer) op()   {}
 
 func (o SetDevice) String() string {
-	return fmt.Sprintf("set device key=%v port=%d mark=%d mtu=%d", o.Device.Key.Public(), o.Device.ListenPort, o.Device.Mark, o.Device.MTU)
+	var b strings.Builder
+	b.WriteString("set device")
+	if d := o.Device; d.Exists() {
+		fmt.Fprintf(&b, " key=%v", d.Key.Public())
+	}
+	if o.Device.ListenPort != 0 {
+		fmt.Fprintf(&b, " port=%d", o.Device.ListenPort)
+	}
+	if o.Device.Mark != 0 {
+		fmt.Fprintf(&b, " mark=%d", o.Device.Mark)
+	}
+	if o.Device.MTU != 0 {
+		fmt.Fprintf(&b, " mtu=%d", o.Device.MTU)
+	}
+	return b.String()
 }
 func (RemoveDevice) String() string   { return "remove device" }
 func (o AddAddrs) String() string     { return "add addresses " + o.Addrs.String() }
