@@ -1,6 +1,7 @@
 package prefixes
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -47,6 +48,7 @@ type Snapshot struct {
 	Problems []Problem
 
 	set     Set
+	setOf   *Announcement // the first of those set was made of
 	sources map[string]announced
 }
 
@@ -63,10 +65,13 @@ type Problem struct {
 
 // Set returns the prefixes of s.Announcements.
 func (s Snapshot) Set() Set {
-	if s.set.Len() == len(s.Announcements) {
+	if len(s.Announcements) == 0 {
+		return Set{}
+	}
+	if &s.Announcements[0] == s.setOf && len(s.Announcements) == s.set.Len() {
 		return s.set
 	}
-	// Made by hand, by another implementation of Prefixes.
+	// Put together by other hands than a Table's.
 	ps := make([]netip.Prefix, len(s.Announcements))
 	for i, a := range s.Announcements {
 		ps[i] = a.Prefix
@@ -81,8 +86,9 @@ func (s Snapshot) Sources() []string {
 	return slices.Sorted(maps.Keys(s.sources))
 }
 
-// BySource returns what the named source announces, in canonical order, those
-// included in which another source wins over it. It is not to be written to.
+// BySource returns what the named source announces, in canonical order,
+// including where the Source address used is that of another. The slice is not
+// to be written to.
 func (s Snapshot) BySource(name string) []Announcement {
 	return s.sources[name].taken
 }
@@ -167,13 +173,13 @@ func take(source string, as []Announcement) (announced, error) {
 		}
 		c, masked, reason := canonical(a.Prefix)
 		if reason == "" && a.Source.IsValid() {
-			a.Source = a.Source.Unmap()
 			switch {
-			case a.Source.Zone() != "":
+			case a.Source.Zone() != "": // first, for Unmap would drop it
 				reason = fmt.Sprintf("source address %v has a zone", a.Source)
-			case a.Source.Is4() != c.Addr().Is4():
+			case a.Source.Unmap().Is4() != c.Addr().Is4():
 				reason = fmt.Sprintf("source address %v is of the other family", a.Source)
 			}
+			a.Source = a.Source.Unmap()
 		}
 		if reason != "" {
 			note(reason, true)
@@ -215,7 +221,7 @@ func merge(sources map[string]announced) Snapshot {
 		}
 	}
 	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(string(a.elem[:]), string(b.elem[:])), cmp.Compare(a.source, b.source))
+		return cmp.Or(bytes.Compare(a.elem[:], b.elem[:]), cmp.Compare(a.source, b.source))
 	})
 	var (
 		as     []Announcement
@@ -238,12 +244,16 @@ func merge(sources map[string]announced) Snapshot {
 		as = append(as, c.ann)
 		es = append(es, c.elem)
 	}
-	return Snapshot{
+	snap := Snapshot{
 		Announcements: slices.Clip(as),
 		Problems:      sortProblems(problems),
 		set:           fromElems(es),
 		sources:       maps.Clone(sources),
 	}
+	if len(as) > 0 {
+		snap.setOf = &snap.Announcements[0]
+	}
+	return snap
 }
 
 func sortProblems(ps []Problem) []Problem {

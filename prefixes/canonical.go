@@ -1,6 +1,7 @@
 package prefixes
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math/bits"
@@ -15,8 +16,15 @@ type Error struct {
 	Reason string // follows the value in a sentence: "has a zone"
 }
 
+// Error quotes the value, and cuts one far longer than any prefix: it may come
+// from another node, and end up in a log.
 func (e *Error) Error() string {
-	return "prefix " + strconv.Quote(e.Value) + ": " + e.Reason
+	const most = 80
+	v, rest := e.Value, ""
+	if len(v) > most {
+		v, rest = v[:most], "..."
+	}
+	return "prefix " + strconv.Quote(v) + rest + ": " + e.Reason
 }
 
 // Canonical returns the canonical form of p: host bits cut, and IPv4-mapped
@@ -81,7 +89,7 @@ func Host(a netip.Addr) netip.Prefix {
 // all others.
 func Compare(a, b netip.Prefix) int {
 	x, y := encodeAny(a), encodeAny(b)
-	return strings.Compare(string(x[:]), string(y[:]))
+	return bytes.Compare(x[:], y[:])
 }
 
 // parse reads one prefix, or a bare address as its host prefix. The prefix is
@@ -102,22 +110,15 @@ func parse(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return refuse("is not a prefix: " + cause(err, s))
+		if _, err := netip.ParseAddr(s[:strings.LastIndexByte(s, '/')]); err != nil {
+			return refuse("is not a prefix: bad address")
+		}
+		return refuse("is not a prefix: bad length")
 	}
 	if _, _, reason := canonical(p); reason != "" {
 		return refuse(reason)
 	}
 	return p, nil
-}
-
-// cause strips what netip says of the operation and the value: [Error] has both.
-func cause(err error, s string) string {
-	m := err.Error()
-	if i := strings.Index(m, "): "); i >= 0 {
-		m = m[i+len("): "):]
-	}
-	m = strings.TrimPrefix(m, "ParseAddr("+strconv.Quote(s)+"): ")
-	return m
 }
 
 // elem is one canonical prefix, written so that the order of the bytes is the

@@ -1,6 +1,7 @@
 package prefixes
 
 import (
+	"bytes"
 	"iter"
 	"net/netip"
 	"slices"
@@ -77,7 +78,7 @@ func MustParse(s ...string) Set {
 
 // fromElems sorts es in place.
 func fromElems(es []elem) Set {
-	cmp := func(a, b elem) int { return strings.Compare(string(a[:]), string(b[:])) }
+	cmp := func(a, b elem) int { return bytes.Compare(a[:], b[:]) }
 	if !slices.IsSortedFunc(es, cmp) {
 		slices.SortFunc(es, cmp)
 	}
