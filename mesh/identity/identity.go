@@ -42,8 +42,9 @@ type Trust interface {
 	// ErrRevoked takes the node out of the mesh; any other error leaves it as it last was.
 	Open(id string, data []byte, now time.Time) (Opened, error)
 
-	// Changed returns a channel that is closed, or sent on, when what is trusted has changed, so that
-	// everything has to be opened again. Ask for it again after that. It is nil if that never happens.
+	// Changed returns a channel that closes when what is trusted has changed, so that everything has to
+	// be opened again. Take the next channel first and open then, so that no change falls in between.
+	// It is nil if trust never changes.
 	Changed() <-chan struct{}
 }
 

@@ -389,8 +389,7 @@ func (p parser) addresses(field string) (prefixes.Set, *FieldError) {
 
 func prefixError(field, text string, err error) *FieldError {
 	reason := "is not a prefix"
-	var e *prefixes.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*prefixes.Error](err); ok {
 		reason = e.Reason
 	}
 	return &FieldError{Field: field, Value: cut(text), Reason: reason, Err: err}
@@ -423,8 +422,8 @@ func syntaxError(err error) *FieldError {
 	if err == io.EOF {
 		return fieldError("", "", "is empty")
 	}
-	var s *jsontext.SyntacticError
-	if !errors.As(err, &s) {
+	s, ok := errors.AsType[*jsontext.SyntacticError](err)
+	if !ok {
 		return &FieldError{Reason: "is not JSON", Err: err}
 	}
 	cause := s.Err

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -139,7 +140,11 @@ func (r Record) check() *FieldError {
 		return fieldError("id", "", "is missing")
 	}
 	if err := registry.CheckName(r.ID); err != nil {
-		return &FieldError{Field: "id", Value: cut(r.ID), Reason: "is not a node's name: " + err.Error(), Err: err}
+		reason := "is not a name"
+		if e, ok := errors.AsType[*registry.IDError](err); ok {
+			reason = e.Reason
+		}
+		return &FieldError{Field: "id", Value: cut(r.ID), Reason: reason, Err: err}
 	}
 	if r.Key.IsZero() {
 		return fieldError("key", "", "is missing")

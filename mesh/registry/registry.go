@@ -28,12 +28,30 @@ const (
 )
 
 var (
-	// ErrInvalidID says that an ID is not "kind/name". The error that wraps it names the ID and why.
+	// ErrInvalidID says that an ID is not "kind/name". It is wrapped in an IDError.
 	ErrInvalidID = errors.New("invalid registry ID")
 
 	// ErrTooLarge says that an Entry has more than MaxData bytes.
 	ErrTooLarge = errors.New("registry entry too large")
 )
+
+// IDError names an ID, or the part of one, that is no good. It wraps ErrInvalidID.
+type IDError struct {
+	ID     string // what was given, whole
+	Reason string // to be read after it: "has no '/'"
+}
+
+// Error quotes the ID, cut if it is long.
+func (e *IDError) Error() string {
+	const most = 64
+	id, dots := e.ID, ""
+	if len(id) > most {
+		id, dots = id[:most], "..."
+	}
+	return fmt.Sprintf("%v %q%s: %s", ErrInvalidID, id, dots, e.Reason)
+}
+
+func (e *IDError) Unwrap() error { return ErrInvalidID }
 
 // Entry is one thing that is kept: opaque bytes by ID.
 type Entry struct {
@@ -114,7 +132,7 @@ type Batch struct {
 	// then empty.
 	Reset bool
 
-	// Put and Deleted are in no particular order. Within a batch, an ID is in one of them at most once.
+	// Put and Deleted are in no particular order. Without Reset they are not both empty. Within a batch, an ID is in one of them at most once.
 	// An ID may be in Deleted that the receiver has never seen.
 	Put     []Entry
 	Deleted []string
@@ -152,33 +170,33 @@ func (s *State) IDs() []string { return slices.Sorted(maps.Keys(s.Entries)) }
 // single dots, at most MaxName bytes in all; labels are not limited by themselves. What is accepted
 // needs no escaping as a path, a file name, a label or in a log.
 //
-// The error wraps ErrInvalidID and quotes the ID, cut if it is long.
+// The error is an *IDError.
 func ParseID(id string) (kind, name string, err error) {
 	kind, name, ok := strings.Cut(id, "/")
 	if !ok {
-		return "", "", fmt.Errorf("%w %s: not kind/name", ErrInvalidID, quote(id))
+		return "", "", &IDError{id, "has no '/' between kind and name"}
 	}
 	if why := checkKind(kind); why != "" {
-		return "", "", fmt.Errorf("%w %s: kind %s", ErrInvalidID, quote(id), why)
+		return "", "", &IDError{id, "the kind " + why}
 	}
 	if why := checkName(name); why != "" {
-		return "", "", fmt.Errorf("%w %s: name %s", ErrInvalidID, quote(id), why)
+		return "", "", &IDError{id, "the name " + why}
 	}
 	return kind, name, nil
 }
 
-// CheckKind says why kind cannot be one, or nil. The error wraps ErrInvalidID.
+// CheckKind says why kind cannot be one, or nil. The error is an *IDError.
 func CheckKind(kind string) error {
 	if why := checkKind(kind); why != "" {
-		return fmt.Errorf("%w: kind %s %s", ErrInvalidID, quote(kind), why)
+		return &IDError{kind, "as a kind " + why}
 	}
 	return nil
 }
 
-// CheckName says why name cannot be one, or nil. The error wraps ErrInvalidID.
+// CheckName says why name cannot be one, or nil. The error is an *IDError.
 func CheckName(name string) error {
 	if why := checkName(name); why != "" {
-		return fmt.Errorf("%w: name %s %s", ErrInvalidID, quote(name), why)
+		return &IDError{name, "as a name " + why}
 	}
 	return nil
 }
@@ -243,12 +261,3 @@ func checkName(name string) string {
 
 func lower(c byte) bool { return 'a' <= c && c <= 'z' }
 func digit(c byte) bool { return '0' <= c && c <= '9' }
-
-// quote bounds what an error repeats: an ID can come from anywhere.
-func quote(s string) string {
-	const most = 64
-	if len(s) > most {
-		return fmt.Sprintf("%q...", s[:most])
-	}
-	return fmt.Sprintf("%q", s)
-}

@@ -137,8 +137,7 @@ func (r *Registry) do(ctx context.Context, op, id string, act func(*store)) erro
 		return fmt.Errorf("%s %s: %w", op, id, err)
 	}
 	err := r.faulty(op, id)
-	var late *lateError
-	if err == nil || errors.As(err, &late) {
+	if _, late := errors.AsType[*lateError](err); err == nil || late {
 		r.store.mu.Lock()
 		if r.cut {
 			err = ErrCut
