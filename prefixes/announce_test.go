@@ -143,6 +143,27 @@ prefix "fd00:3::/64": source address ::ffff:10.0.0.1 is of the other family`
 	}
 }
 
+// Who wins does not depend on who came first, nor on how often one looks.
+func TestFirstSourceByNameWins(t *testing.T) {
+	sources := []string{"a", "b", "c", "d"}
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}, {1, 3, 0, 2}} {
+		for range 20 {
+			table := prefixes.NewTable()
+			for _, i := range order {
+				_ = table.Announce(sources[i], ann("10.0.0.0/8", fmt.Sprintf("10.0.0.%d", i)))
+			}
+			s, _ := table.Current()
+			if len(s.Announcements) != 1 || s.Announcements[0] != ann("10.0.0.0/8", "10.0.0.0") || len(s.Problems) != 3 {
+				t.Fatalf("order %v: %v, %+v", order, s.Announcements, s.Problems)
+			}
+			_ = table.Announce("a")
+			if s, _ = table.Current(); s.Announcements[0] != ann("10.0.0.0/8", "10.0.0.1") || len(s.Problems) != 2 {
+				t.Fatalf("order %v, a gone: %v, %+v", order, s.Announcements, s.Problems)
+			}
+		}
+	}
+}
+
 // A Table keeps no hold of what it was given.
 func TestTableCopies(t *testing.T) {
 	table := prefixes.NewTable()
@@ -179,9 +200,11 @@ func TestSnapshotSet(t *testing.T) {
 func TestTableAgainstModel(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	addrs := []netip.Addr{{}, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fe80::1%x")}
+	// Mostly few prefixes, so that sources get in each other's way.
 	genAnn := rapid.Custom(func(t *rapid.T) prefixes.Announcement {
+		few := rapid.SampledFrom([]netip.Prefix{pfx("10.0.0.0/8"), pfx("10.0.0.1/8"), pfx("::ffff:10.0.0.0/104"), pfx("10.1.0.0/16"), pfx("fd00::/64")})
 		return prefixes.Announcement{
-			Prefix: genPrefix([]window{windows[1], windows[4]}, true).Draw(t, "prefix"),
+			Prefix: rapid.OneOf(few, few, genPrefix([]window{windows[1], windows[4]}, true)).Draw(t, "prefix"),
 			Source: rapid.SampledFrom(addrs).Draw(t, "source"),
 		}
 	})
