@@ -16,7 +16,6 @@ type table struct {
 	peers *bart.Table[key.Public] // who has a prefix
 	src4  netip.Addr              // the first of Addrs, by family; zero: none
 	src6  netip.Addr
-	mtu   int
 }
 
 // hop says what becomes of packets for a prefix. More than one of the flags may be set.
@@ -27,8 +26,8 @@ type hop struct {
 	source netip.Addr // of the route; zero: the first of Addrs
 }
 
-func newTable(mtu int) *table {
-	return &table{hops: new(bart.Table[hop]), own: new(bart.Lite), peers: new(bart.Table[key.Public]), mtu: mtu}
+func newTable() *table {
+	return &table{hops: new(bart.Table[hop]), own: new(bart.Lite), peers: new(bart.Table[key.Public])}
 }
 
 // verdict is what becomes of a packet this node sends.

@@ -312,3 +312,34 @@ func unhex(value string) ([]byte, error) {
 	}
 	return b, nil
 }
+
+// Handshakes returns, from get text, when each peer last completed a handshake, without those that
+// never did. It is Parse for those who ask for nothing else, and often.
+func Handshakes(text string) map[key.Public]time.Time {
+	m := make(map[key.Public]time.Time)
+	var public string
+	var sec int64
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), "=")
+		switch name {
+		case "public_key":
+			public, sec = value, 0
+		case "last_handshake_time_sec":
+			n, _ := number(value, 63)
+			sec = int64(n)
+		case "last_handshake_time_nsec":
+			nsec, _ := number(value, 63)
+			if sec == 0 && nsec == 0 {
+				continue
+			}
+			b, err := unhex(public)
+			if err != nil {
+				continue
+			}
+			if k, err := key.PublicFromBytes(b); err == nil {
+				m[k] = time.Unix(sec, int64(nsec))
+			}
+		}
+	}
+	return m
+}

@@ -1,0 +1,157 @@
+package netstack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.zx2c4.com/wireguard/conn"
+)
+
+// bind is a conn.Bind that says which port it has, and when a handshake may have come to an end.
+type bind struct {
+	conn.Bind
+	watch *watch
+
+	mu         sync.Mutex
+	port       uint16
+	ipv4, ipv6 bool
+}
+
+// watch is told of packets that may complete a handshake, while somebody waits for one.
+type watch struct {
+	waiting atomic.Int32
+	wake    chan struct{} // capacity 1
+}
+
+func (w *watch) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Open opens the sockets. conn.StdNetBind reports port 0 where one of the two families is missing,
+// upon which the device would forget its port; then the port is chosen here.
+func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+	fns, actual, err := b.Bind.Open(port)
+	if err != nil {
+		return nil, 0, err
+	}
+	if actual == 0 {
+		actual = port
+	}
+	for try := 0; actual == 0; try++ {
+		b.Bind.Close()
+		free, err := freePort()
+		if err != nil {
+			return nil, 0, err
+		}
+		if fns, _, err = b.Bind.Open(free); err == nil {
+			actual = free
+		} else if !portInUse(err) || try == 9 {
+			return nil, 0, err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.port, b.ipv4, b.ipv6 = actual, false, false
+	for i, fn := range fns {
+		name := fn.PrettyName()
+		b.ipv4 = b.ipv4 || strings.HasSuffix(name, "v4") || strings.HasSuffix(name, "IPv4")
+		b.ipv6 = b.ipv6 || strings.HasSuffix(name, "v6") || strings.HasSuffix(name, "IPv6")
+		fns[i] = b.receive(fn)
+	}
+	if !b.ipv4 && !b.ipv6 { // a Bind that does not say
+		b.ipv4, b.ipv6 = true, true
+	}
+	return fns, actual, nil
+}
+
+// freePort returns a UDP port that was free a moment ago in the family there is.
+func freePort() (uint16, error) {
+	var errs []error
+	for _, network := range []string{"udp4", "udp6"} {
+		c, err := net.ListenUDP(network, nil)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		defer c.Close()
+		return uint16(c.LocalAddr().(*net.UDPAddr).Port), nil
+	}
+	return 0, errors.Join(errs...)
+}
+
+// Types of WireGuard messages: the first byte, with three of zero after it.
+const (
+	handshakeInitiation = 1
+	handshakeResponse   = 2
+	transportData       = 4
+)
+
+func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
+	return func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+		n, err := fn(packets, sizes, eps)
+		if b.watch.waiting.Load() == 0 {
+			return n, err
+		}
+		for i := range n {
+			if sizes[i] < 4 {
+				continue
+			}
+			switch binary.LittleEndian.Uint32(packets[i]) {
+			case handshakeResponse, transportData:
+				b.watch.signal()
+				return n, err
+			}
+		}
+		return n, err
+	}
+}
+
+// Send sends to ep. An endpoint remembers the local address it was last heard at; where that is gone
+// from the host, sending from it fails, and the packet goes out from whichever address the host takes.
+func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
+	err := b.Bind.Send(bufs, ep)
+	if err == nil || errors.As(err, new(conn.ErrUDPGSODisabled)) || errors.Is(err, net.ErrClosed) || !ep.SrcIP().IsValid() {
+		return err
+	}
+	fresh, parseErr := b.Bind.ParseEndpoint(ep.DstToString())
+	if parseErr != nil {
+		return err
+	}
+	return b.Bind.Send(bufs, fresh)
+}
+
+// families returns in which families there are sockets.
+func (b *bind) families() (ipv4, ipv6 bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ipv4, b.ipv6
+}
+
+// portInUse reports whether err says that another socket has the port.
+func portInUse(err error) bool {
+	const wsaEADDRINUSE = syscall.Errno(10048)
+	var errno syscall.Errno
+	return errors.Is(err, syscall.EADDRINUSE) || errors.As(err, &errno) && errno == wsaEADDRINUSE
+}
+
+// probe reports why the default bind could not open port, without disturbing the sockets there are.
+func probe(port uint16) error {
+	for _, network := range []string{"udp4", "udp6"} {
+		c, err := net.ListenUDP(network, &net.UDPAddr{Port: int(port)})
+		if err == nil {
+			c.Close()
+		} else if portInUse(err) {
+			return fmt.Errorf("%s: %w", network, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,347 @@
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// family says which addresses a network is for.
+type family struct{ v4, v6 bool }
+
+// parseNetwork splits "tcp4" into what it means.
+func parseNetwork(network string) (isTCP bool, f family, err error) {
+	switch network {
+	case "tcp", "udp":
+		f = family{true, true}
+	case "tcp4", "udp4":
+		f.v4 = true
+	case "tcp6", "udp6":
+		f.v6 = true
+	default:
+		return false, family{}, net.UnknownNetworkError(network)
+	}
+	return network[:3] == "tcp", f, nil
+}
+
+func (f family) has(a netip.Addr) bool { return a.Is4() && f.v4 || a.Is6() && f.v6 }
+
+// splitHostPort splits an address. host is "" where it was.
+func splitHostPort(address string) (host string, port uint16, err error) {
+	host, service, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, err
+	}
+	p, err := strconv.ParseUint(service, 10, 16)
+	if err != nil {
+		return "", 0, &net.AddrError{Err: "port is not a number from 0 to 65535", Addr: address}
+	}
+	return host, uint16(p), nil
+}
+
+// DialContext connects to an address in the mesh, or of this node. The networks are "tcp", "tcp4",
+// "tcp6", "udp", "udp4" and "udp6"; names are looked up with Options.Resolve, and their addresses
+// tried in its order.
+//
+// An address that no peer has is an error that is ErrNoRoute: at once after the first Settle, when
+// ctx ends before. Otherwise the dial waits until the peer that has the address, or that comes to
+// have it meanwhile, completed its first handshake; without that a first packet could be lost, and
+// the caller not learn why. Where ctx has no deadline it waits 10 s for that. The error is then
+// ErrNoHandshake, and says with which peer. Errors are *net.OpErrors.
+//
+// The source address is that of the route where it has one, else the first of Addrs of the family.
+func (n *Net) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	isTCP, f, err := parseNetwork(network)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	targets, err := n.resolve(ctx, f, address)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	var errs []error
+	for _, to := range targets {
+		var c net.Conn
+		var remote net.Addr
+		if isTCP {
+			remote = net.TCPAddrFromAddrPort(to)
+			c, err = n.dialTCP(ctx, network, to)
+		} else {
+			remote = net.UDPAddrFromAddrPort(to)
+			c, err = n.dialUDP(ctx, network, to)
+		}
+		if err == nil {
+			return c, nil
+		}
+		err = &net.OpError{Op: "dial", Net: network, Addr: remote, Err: err}
+		if len(targets) == 1 || errors.Is(err, net.ErrClosed) {
+			return nil, err
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// Dial is DialContext without a context.
+func (n *Net) Dial(network, address string) (net.Conn, error) {
+	return n.DialContext(context.Background(), network, address)
+}
+
+func (n *Net) resolve(ctx context.Context, f family, address string) ([]netip.AddrPort, error) {
+	host, port, err := splitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	if host == "" {
+		return nil, &net.AddrError{Err: "missing host", Addr: address}
+	}
+	addrs, err := n.lookup(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	var targets []netip.AddrPort
+	for _, a := range addrs {
+		if a = a.Unmap(); f.has(a) && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast() {
+			targets = append(targets, netip.AddrPortFrom(a, port))
+		}
+	}
+	if len(targets) == 0 {
+		return nil, &net.AddrError{Err: "no suitable address", Addr: host}
+	}
+	return targets, nil
+}
+
+func (n *Net) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a}, nil
+	}
+	if n.opts.Resolve == nil {
+		return nil, &net.DNSError{Err: "not an address, and no Resolve was given to look names up", Name: host, IsNotFound: true}
+	}
+	addrs, err := n.opts.Resolve(ctx, host)
+	if err != nil {
+		return nil, fmt.Errorf("looking up %q: %w", host, err)
+	}
+	return addrs, nil
+}
+
+func (n *Net) dialTCP(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	if err := n.await(ctx, to.Addr()); err != nil {
+		return nil, err
+	}
+	wq := new(waiter.Queue)
+	ep, terr := n.stack.NewEndpoint(tcp.ProtocolNumber, protocolOf(to.Addr()), wq)
+	if terr != nil {
+		return nil, sysError("socket", terr)
+	}
+	entry, ready := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventHUp | waiter.EventErr)
+	wq.EventRegister(&entry)
+	defer wq.EventUnregister(&entry)
+	terr = ep.Connect(fullAddr(to))
+	if _, started := terr.(*tcpip.ErrConnectStarted); started {
+		select {
+		case <-ready:
+			terr = ep.LastError()
+		case <-ctx.Done():
+			ep.Abort()
+			return nil, ctx.Err()
+		case <-n.done:
+			ep.Abort()
+			return nil, errClosed
+		}
+	}
+	if terr != nil {
+		ep.Close()
+		if n.isClosed() {
+			return nil, errClosed
+		}
+		return nil, sysError("connect", terr)
+	}
+	if n.isClosed() { // Close may have looked for endpoints before there was this one
+		ep.Abort()
+		return nil, errClosed
+	}
+	return n.newTCPConn(ep, wq, network), nil
+}
+
+func (n *Net) dialUDP(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	if err := n.await(ctx, to.Addr()); err != nil {
+		return nil, err
+	}
+	return n.newUDPConn(network, protocolOf(to.Addr()), false, netip.AddrPort{}, to)
+}
+
+func (n *Net) newUDPConn(network string, proto tcpip.NetworkProtocolNumber, only6 bool, from, to netip.AddrPort) (*udpConn, error) {
+	wq := new(waiter.Queue)
+	ep, terr := n.stack.NewEndpoint(udp.ProtocolNumber, proto, wq)
+	if terr != nil {
+		return nil, sysError("socket", terr)
+	}
+	ep.SocketOptions().SetV6Only(only6)
+	c := &udpConn{socket{n: n, ep: ep, wq: wq, network: network}}
+	if to.IsValid() {
+		if terr := ep.Connect(fullAddr(to)); terr != nil {
+			ep.Close()
+			return nil, sysError("connect", terr)
+		}
+		c.remote = net.UDPAddrFromAddrPort(to)
+	} else if terr := ep.Bind(fullAddr(from)); terr != nil {
+		ep.Close()
+		return nil, sysError("bind", terr)
+	}
+	local, _ := ep.GetLocalAddress()
+	c.local = net.UDPAddrFromAddrPort(localAddr(local, proto))
+	c.init()
+	return c, nil
+}
+
+// localAddr is addrPort with the wildcard of the right family.
+func localAddr(f tcpip.FullAddress, proto tcpip.NetworkProtocolNumber) netip.AddrPort {
+	if f.Addr.Len() == 0 && proto == header.IPv4ProtocolNumber {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), f.Port)
+	}
+	return addrPort(f)
+}
+
+// Listen listens for TCP connections on an address that is in Addrs or Local, or on all of them: ":80"
+// for both families, or "0.0.0.0:80" and "[::]:80", which with "tcp4" and "tcp6" are for one. Port 0
+// has one chosen.
+//
+// The listener outlives the address. It gets no connections while the address is not this node's, and
+// gets them again once it is.
+func (n *Net) Listen(network, address string) (net.Listener, error) {
+	isTCP, from, proto, only6, err := n.listenAddr(network, address)
+	if err == nil && !isTCP {
+		err = net.UnknownNetworkError(network)
+	}
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
+	}
+	l, err := n.listenTCP(network, from, proto, only6)
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Addr: net.TCPAddrFromAddrPort(from), Err: err}
+	}
+	return l, nil
+}
+
+// backlog is how many connections wait to be accepted, as on Linux.
+const backlog = 4096
+
+func (n *Net) listenTCP(network string, from netip.AddrPort, proto tcpip.NetworkProtocolNumber, only6 bool) (*tcpListener, error) {
+	wq := new(waiter.Queue)
+	ep, terr := n.stack.NewEndpoint(tcp.ProtocolNumber, proto, wq)
+	if terr != nil {
+		return nil, sysError("socket", terr)
+	}
+	ep.SocketOptions().SetV6Only(only6)
+	if terr := ep.Bind(fullAddr(from)); terr != nil {
+		ep.Close()
+		return nil, sysError("bind", terr)
+	}
+	if terr := ep.Listen(backlog); terr != nil {
+		ep.Close()
+		return nil, sysError("listen", terr)
+	}
+	l := &tcpListener{socket{n: n, ep: ep, wq: wq, network: network}}
+	local, _ := ep.GetLocalAddress()
+	l.local = net.TCPAddrFromAddrPort(localAddr(local, proto))
+	l.init()
+	if !n.hold(&l.socket, from.Addr()) {
+		ep.Abort()
+		return nil, errClosed
+	}
+	return l, nil
+}
+
+// ListenPacket is Listen for UDP. What is sent without a source address of its own, from a socket on
+// the wildcard, has the one a dial to the same destination would have.
+func (n *Net) ListenPacket(network, address string) (net.PacketConn, error) {
+	isTCP, from, proto, only6, err := n.listenAddr(network, address)
+	if err == nil && isTCP {
+		err = net.UnknownNetworkError(network)
+	}
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
+	}
+	c, err := n.newUDPConn(network, proto, only6, from, netip.AddrPort{})
+	if err == nil && !n.hold(&c.socket, from.Addr()) {
+		c.ep.Abort()
+		err = errClosed
+	}
+	if err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Addr: net.UDPAddrFromAddrPort(from), Err: err}
+	}
+	return c, nil
+}
+
+// hold has the stack answer echo requests to the address of a listener, until that is closed. It
+// returns false if the Net is closed.
+func (n *Net) hold(s *socket, a netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return false
+	}
+	if !a.IsUnspecified() {
+		n.pin(a)
+		s.atEnd = func() {
+			n.mu.Lock()
+			n.unpin(a)
+			n.mu.Unlock()
+		}
+	}
+	return true
+}
+
+// listenAddr judges the arguments of a listening call.
+func (n *Net) listenAddr(network, address string) (isTCP bool, from netip.AddrPort, proto tcpip.NetworkProtocolNumber, only6 bool, err error) {
+	isTCP, f, err := parseNetwork(network)
+	if err != nil {
+		return
+	}
+	host, port, err := splitHostPort(address)
+	if err != nil {
+		return
+	}
+	var a netip.Addr
+	switch host {
+	case "":
+		a = netip.IPv6Unspecified()
+		if !f.v6 {
+			a = netip.IPv4Unspecified()
+		}
+	default:
+		if a, err = netip.ParseAddr(host); err != nil {
+			err = &net.AddrError{Err: "not an address to listen on", Addr: host}
+			return
+		}
+		a = a.Unmap()
+	}
+	switch {
+	case n.isClosed():
+		err = errClosed
+		return
+	case !a.IsUnspecified() && !n.link.table.Load().accepts(a):
+		err = &net.AddrError{Err: "neither in Addrs nor in Local of this node", Addr: a.String()}
+		return
+	case !f.has(a) && !(a.IsUnspecified() && f == family{true, true}):
+		err = &net.AddrError{Err: "not an address for " + network, Addr: a.String()}
+		return
+	}
+	if a.IsUnspecified() && f == (family{true, true}) {
+		a = netip.IPv6Unspecified() // both families
+	}
+	return isTCP, netip.AddrPortFrom(a, port), protocolOf(a), a.Is6() && !(a.IsUnspecified() && f.v4), nil
+}

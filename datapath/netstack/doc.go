@@ -1,0 +1,29 @@
+// Package netstack is a WireGuard device that needs no privilege: wireguard-go with a network stack
+// of its own (gVisor) in the same process. It is a datapath.Datapath, and the way to reach what the
+// mesh reaches: DialContext, Listen, ListenPacket and Ping.
+//
+//	n, err := netstack.New(netstack.Options{})
+//	// the mesh, or datapath.Sync, gives n a key, addresses, routes and peers
+//	client := http.Client{Transport: &http.Transport{DialContext: n.DialContext}}
+//
+// # What goes where
+//
+// A packet this node sends goes by the longest prefix over Routes, Local and Addrs: a route leads to
+// the peer that has the prefix, Local and Addrs lead back to this node. Where a route and Local have
+// the same prefix the route wins, while packets that arrive for it are still accepted: so a prefix
+// wanders from one node to another without a gap. One of Addrs is this node, whatever is routed.
+// What nobody has is refused at once with "network is unreachable".
+//
+// Of what arrives, all of Addrs and Local is accepted, whole prefixes at no cost per address. Where
+// nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address that
+// was asked for. Echo requests are answered by Addrs and by the addresses of listeners; elsewhere in
+// Local the answer is "host unreachable", since an answer would tell of a host that does not exist.
+// What arrives for any other address is answered with "network unreachable", at a limited rate, and
+// never forwarded. Multicast is dropped.
+//
+// # Host
+//
+// Routes live in this stack alone, so encrypted packets can never be caught by them
+// (datapath.UnderlaySeparate), and a firewall mark is needed only where the host's own rules ask for
+// one. The device ends with Close, or with its process.
+package netstack

@@ -1,0 +1,142 @@
+package netstack
+
+import (
+	"fmt"
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+const nicID tcpip.NICID = 1
+
+// Buffers of one connection, in bytes. The stack tunes both up to the maximum by what a path turns
+// out to carry; the maximum is what 1 Gbit/s with 60 ms of delay needs.
+const (
+	tcpBuffer    = 1 << 20
+	tcpBufferMax = 8 << 20
+	udpBuffer    = 1 << 20
+)
+
+func newStack(l *link) (*stack.Stack, error) {
+	s := stack.New(stack.Options{
+		NetworkProtocols: []stack.NetworkProtocolFactory{
+			func(s *stack.Stack) stack.NetworkProtocol { return &protocol{ipv4.NewProtocol(s), l} },
+			func(s *stack.Stack) stack.NetworkProtocol { return &protocol{ipv6.NewProtocol(s), l} },
+		},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+	})
+	if err := configure(s, l); err != nil {
+		s.Destroy()
+		return nil, err
+	}
+	return s, nil
+}
+
+func configure(s *stack.Stack, l *link) error {
+	sack := tcpip.TCPSACKEnabled(true)
+	moderate := tcpip.TCPModerateReceiveBufferOption(true)
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBufferMax}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBufferMax}
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd} {
+		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return fmt.Errorf("TCP option %T: %v", o, err)
+		}
+	}
+	for _, o := range []any{
+		tcpip.ReceiveBufferSizeOption{Min: 4 << 10, Default: udpBuffer, Max: tcpBufferMax},
+		tcpip.SendBufferSizeOption{Min: 4 << 10, Default: udpBuffer, Max: tcpBufferMax},
+	} {
+		if err := s.SetOption(o); err != nil {
+			return fmt.Errorf("option %T: %v", o, err)
+		}
+	}
+	if err := s.CreateNIC(nicID, l); err != nil {
+		return fmt.Errorf("interface: %v", err)
+	}
+	// Every address is accepted and may be sent from; link and the listening calls judge which.
+	if err := s.SetPromiscuousMode(nicID, true); err != nil {
+		return fmt.Errorf("interface: %v", err)
+	}
+	if err := s.SetSpoofing(nicID, true); err != nil {
+		return fmt.Errorf("interface: %v", err)
+	}
+	s.SetRouteTable([]tcpip.Route{
+		{Destination: header.IPv4EmptySubnet, NIC: nicID},
+		{Destination: header.IPv6EmptySubnet, NIC: nicID},
+	})
+	return nil
+}
+
+// protocol is IPv4 or IPv6 with link's choice of source addresses. The stack would take the first of
+// the interface's addresses, or search its routes for a hint, neither of which grows to a mesh.
+type protocol struct {
+	stack.NetworkProtocol
+	link *link
+}
+
+func (p *protocol) NewEndpoint(nic stack.NetworkInterface, d stack.TransportDispatcher) stack.NetworkEndpoint {
+	e := p.NetworkProtocol.NewEndpoint(nic, d)
+	return &endpoint{e, e.(stack.AddressableEndpoint), e.(stack.GroupAddressableEndpoint), p.link}
+}
+
+type endpoint struct {
+	stack.NetworkEndpoint
+	stack.AddressableEndpoint
+	stack.GroupAddressableEndpoint
+	link *link
+}
+
+// AcquireOutgoingPrimaryAddress chooses the source of packets that have none.
+func (e *endpoint) AcquireOutgoingPrimaryAddress(remote, _ tcpip.Address, _ bool) stack.AddressEndpoint {
+	dst, ok := netip.AddrFromSlice(remote.AsSlice())
+	if !ok {
+		return nil
+	}
+	src := e.link.table.Load().source(dst)
+	if !src.IsValid() {
+		return nil
+	}
+	return e.AcquireAssignedAddress(tcpipAddr(src), true, stack.NeverPrimaryEndpoint, false)
+}
+
+func tcpipAddr(a netip.Addr) tcpip.Address {
+	if a.Is4() {
+		return tcpip.AddrFrom4(a.As4())
+	}
+	return tcpip.AddrFrom16(a.As16())
+}
+
+func netipAddr(a tcpip.Address) netip.Addr {
+	b, _ := netip.AddrFromSlice(a.AsSlice())
+	return b.Unmap()
+}
+
+// fullAddr returns a for the stack; an unspecified address is its wildcard.
+func fullAddr(a netip.AddrPort) tcpip.FullAddress {
+	f := tcpip.FullAddress{Port: a.Port()}
+	if !a.Addr().IsUnspecified() && a.Addr().IsValid() {
+		f.NIC, f.Addr = nicID, tcpipAddr(a.Addr())
+	}
+	return f
+}
+
+func addrPort(f tcpip.FullAddress) netip.AddrPort {
+	a := netipAddr(f.Addr)
+	if !a.IsValid() {
+		a = netip.IPv6Unspecified()
+	}
+	return netip.AddrPortFrom(a, f.Port)
+}
+
+func protocolOf(a netip.Addr) tcpip.NetworkProtocolNumber {
+	if a.Is4() {
+		return header.IPv4ProtocolNumber
+	}
+	return header.IPv6ProtocolNumber
+}

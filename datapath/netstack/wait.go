@@ -1,0 +1,219 @@
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/warren-mesh/warren/datapath/internal/uapi"
+	"github.com/warren-mesh/warren/datapath/key"
+)
+
+var (
+	// ErrNoRoute is the error of a dial to an address that is routed to no peer. It comes at once
+	// after the first Settle, and when the dial's time is up before it.
+	ErrNoRoute = errors.New("no peer has this address")
+	// ErrNoHandshake is the error of a dial to an address whose peer has not completed a handshake
+	// when the dial's time is up.
+	ErrNoHandshake = errors.New("no handshake was completed")
+	// ErrNoSource is the error of a dial for which this node has no address to dial from.
+	ErrNoSource = errors.New("this node has no address")
+)
+
+// dialTimeout is how long a dial waits for a handshake where its context has no deadline.
+const dialTimeout = 10 * time.Second
+
+// WaitError says why no packet could be sent to an address.
+type WaitError struct {
+	Addr     netip.Addr
+	Peer     key.Public     // who has the address; zero: nobody
+	Endpoint netip.AddrPort // of the peer; zero: not known
+	Err      error          // ErrNoRoute, ErrNoHandshake or ErrNoSource
+	Cause    error          // what ended the waiting: the context's error; nil: there was nothing to wait for
+}
+
+func (e *WaitError) Error() string {
+	s := fmt.Sprintf("%v: %v", e.Addr, e.Err)
+	switch {
+	case e.Err == ErrNoSource:
+		s = fmt.Sprintf("%v: %v of its family to send from", e.Addr, e.Err)
+	case !e.Peer.IsZero() && e.Endpoint.IsValid():
+		s = fmt.Sprintf("%v: %v with peer %v at %v", e.Addr, e.Err, e.Peer.Short(), e.Endpoint)
+	case !e.Peer.IsZero():
+		s = fmt.Sprintf("%v: %v with peer %v, whose endpoint is not known", e.Addr, e.Err, e.Peer.Short())
+	}
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Unwrap has errors.Is find Err, Cause, and the errno the net package would give.
+func (e *WaitError) Unwrap() []error {
+	errs := []error{e.Err}
+	if e.Cause != nil {
+		errs = append(errs, e.Cause)
+	}
+	switch e.Err {
+	case ErrNoRoute:
+		errs = append(errs, syscall.ENETUNREACH)
+	case ErrNoSource:
+		errs = append(errs, syscall.EADDRNOTAVAIL)
+	}
+	return errs
+}
+
+// Timeout makes WaitError a net.Error.
+func (e *WaitError) Timeout() bool { return errors.Is(e.Cause, context.DeadlineExceeded) }
+
+// Temporary makes WaitError a net.Error.
+func (e *WaitError) Temporary() bool { return e.Timeout() }
+
+// await returns when packets to dst have somewhere to go: to this node, or to a peer that has
+// completed a handshake. It follows dst from peer to peer.
+func (n *Net) await(ctx context.Context, dst netip.Addr) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+	}
+	watching := false
+	for {
+		n.mu.Lock()
+		news, settled, w := n.news, n.settled, n.wg
+		t := n.link.table.Load()
+		v, _ := t.send(dst)
+		e := &WaitError{Addr: dst, Err: ErrNoRoute}
+		shook := false
+		if k, ok := t.peers.Lookup(dst); ok && v == outside {
+			p := n.peers[k]
+			e.Peer, e.Endpoint, e.Err, shook = k, p.endpoint, ErrNoHandshake, p.shook
+		}
+		n.mu.Unlock()
+		switch {
+		case n.isClosed():
+			return errClosed
+		case v == inside:
+			return nil
+		case e.Err == ErrNoRoute && settled:
+			return e
+		case v == outside && !t.source(dst).IsValid():
+			e.Err, e.Peer, e.Endpoint = ErrNoSource, key.Public{}, netip.AddrPort{}
+			if settled {
+				return e
+			}
+		case shook:
+			return nil
+		case e.Err == ErrNoHandshake && !watching:
+			watching = true
+			n.startWatch()
+			defer n.stopWatch()
+		}
+		if e.Endpoint.IsValid() && w != nil {
+			if p := w.LookupPeer(e.Peer.Bytes()); p != nil {
+				_ = p.SendHandshakeInitiation(false) // no more than one in 5 s
+			}
+		}
+		again := time.NewTimer(time.Second)
+		select {
+		case <-news:
+		case <-again.C:
+		case <-n.done:
+			again.Stop()
+			return errClosed
+		case <-ctx.Done():
+			again.Stop()
+			e.Cause = ctx.Err()
+			return e
+		}
+		again.Stop()
+	}
+}
+
+// startWatch has the device asked for handshakes for as long as anybody waits for one. There is one
+// who asks for all, since an answer names all peers.
+func (n *Net) startWatch() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watch.waiting.Add(1)
+	if !n.observing && !n.isClosed() { // once closed, Close may be past waiting for tasks
+		n.observing = true
+		n.tasks.Go(n.observe)
+	}
+	n.watch.signal()
+}
+
+func (n *Net) stopWatch() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.watch.waiting.Add(-1)
+	n.watch.signal()
+}
+
+// observe asks the device for handshakes when packets came that may have completed one, and now and
+// then. It spends at most a tenth of its time on that, however many peers there are.
+func (n *Net) observe() {
+	tick := time.NewTimer(0)
+	defer tick.Stop()
+	for {
+		select {
+		case <-n.done:
+			return
+		case <-n.watch.wake:
+		case <-tick.C:
+		}
+		n.mu.Lock()
+		n.observing = n.watch.waiting.Load() > 0
+		observing := n.observing
+		n.mu.Unlock()
+		if !observing {
+			return
+		}
+		start := time.Now()
+		n.lookForHandshakes()
+		pause := max(2*time.Millisecond, 9*time.Since(start))
+		select {
+		case <-n.done:
+			return
+		case <-time.After(pause):
+		}
+		tick.Reset(max(100*time.Millisecond, pause))
+	}
+}
+
+func (n *Net) lookForHandshakes() {
+	n.mu.Lock()
+	w, born := n.wg, n.born
+	n.mu.Unlock()
+	if w == nil {
+		return
+	}
+	text, err := w.IpcGet()
+	if err != nil {
+		return
+	}
+	found := uapi.Handshakes(text)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	some := false
+	for k, at := range found {
+		some = n.shook(k, at, born) || some
+	}
+	if some {
+		n.announce()
+	}
+}
+
+// shook notes that peer k completed a handshake, according to a reading that was begun when born
+// peers had been created. It returns whether that is new. mu is held.
+func (n *Net) shook(k key.Public, at time.Time, born uint64) bool {
+	p := n.peers[k]
+	if p == nil || p.shook || p.born > born || at.Equal(p.stale) {
+		return false
+	}
+	p.shook = true
+	return true
+}
