@@ -49,8 +49,9 @@ type Trust interface {
 }
 
 // Plain returns a Trust that believes what the registry says. It checks the form of a record and that
-// the record is stored under its own ID, so that no node takes the place of another by mistake. Anyone who can write to the
-// registry can speak for any node. Nothing is ever revoked; delete the record instead.
+// the record is stored under its own ID, so that no node takes the place of another by mistake. Anyone
+// who can write to the registry can speak for any node. Nothing is ever revoked; delete the record
+// instead.
 func Plain() Trust { return plain{} }
 
 type plain struct{}

@@ -31,10 +31,10 @@ func Marshal(r Record) ([]byte, error) {
 }
 
 // Parse reads what Marshal wrote, and refuses all else: no field may be missing that is not empty,
-// no name may come twice, also in what it otherwise ignores, names count by case, null is not taken for empty,
-// numbers are whole, text is UTF-8, nothing may follow, and every limit of this package holds. Fields
-// it does not know are ignored. The result passes Validate and Marshal, its roles are sorted, and its
-// prefixes canonical. It keeps nothing of data.
+// no name may come twice, also in what it otherwise ignores, names count by case, null is not taken for
+// empty, numbers are whole, text is UTF-8, nothing may follow, and every limit of this package holds.
+// Fields it does not know are ignored. The result passes Validate and Marshal, its roles are sorted, and
+// its prefixes canonical. It keeps nothing of data.
 //
 // The error is a *FieldError. It wraps ErrVersion if the version is newer than Version, whatever else
 // there is that this program does not understand.
@@ -271,7 +271,7 @@ func (p parser) version() (int, *FieldError) {
 	if n > 1<<31-1 {
 		return 0, fieldError("version", fmt.Sprint(n), "is not a version")
 	}
-	return int(n), checkVersion(int64(n))
+	return int(n), nil
 }
 
 func (p parser) object(field string, member func(name string) *FieldError) *FieldError {

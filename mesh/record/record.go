@@ -57,10 +57,12 @@ type Record struct {
 	Prefixes prefixes.Set
 
 	// Addresses are the node's own in the mesh: host prefixes (/32, /128) of addresses that are neither
-	// unspecified nor multicast. They can be reached through the node as well, whether they are in Prefixes or not.
+	// unspecified nor multicast. They can be reached through the node as well, whether they are in
+	// Prefixes or not.
 	Addresses prefixes.Set
 
-	// Roles are the names of the roles the node has: printable ASCII without space. They are a set, written sorted.
+	// Roles are the names of the roles the node has: printable ASCII without space. They are a set,
+	// written sorted.
 	Roles []string
 
 	// Labels are for people and for embedders. Keys are printable ASCII without space. Values are text

@@ -132,8 +132,8 @@ type Batch struct {
 	// then empty.
 	Reset bool
 
-	// Put and Deleted are in no particular order. Without Reset they are not both empty. Within a batch, an ID is in one of them at most once.
-	// An ID may be in Deleted that the receiver has never seen.
+	// Put and Deleted are in no particular order. Without Reset they are not both empty. Within a batch,
+	// an ID is in one of them at most once. An ID may be in Deleted that the receiver has never seen.
 	Put     []Entry
 	Deleted []string
 }
@@ -166,9 +166,9 @@ func (s *State) IDs() []string { return slices.Sorted(maps.Keys(s.Entries)) }
 
 // ParseID takes an ID apart. A kind begins with a lower-case letter, goes on with lower-case letters,
 // digits and '-', and has at most MaxKind bytes. A name is a DNS subdomain in lower case (RFC 1123,
-// section 2.1): labels of lower-case letters, digits and '-', which begin and end with a letter or digit, joined by
-// single dots, at most MaxName bytes in all; labels are not limited by themselves. What is accepted
-// needs no escaping as a path, a file name, a label or in a log.
+// section 2.1): labels of lower-case letters, digits and '-', which begin and end with a letter or
+// digit, joined by single dots, at most MaxName bytes in all; labels are not limited by themselves.
+// What is accepted needs no escaping as a path, a file name, a label or in a log.
 //
 // The error is an *IDError.
 func ParseID(id string) (kind, name string, err error) {

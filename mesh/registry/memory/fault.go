@@ -38,8 +38,8 @@ func (r *Registry) Heal() {
 }
 
 // Resume ends a Cut as a store does that kept what was missed: every watcher of this handle gets the
-// changes of the meantime, merged, without a Reset. One that had no Reset so far gets its first, and so does everyone
-// if Compact or Restore came in between. Resuming what is not cut off does nothing.
+// changes of the meantime, merged, without a Reset. One that had no Reset so far gets its first, and
+// everyone gets one if Compact or Restore came in between. Resuming what is not cut off does nothing.
 func (r *Registry) Resume() {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -79,9 +79,9 @@ func (r *Registry) FailNext(n int, err error) {
 }
 
 // SetFault makes f decide which calls through this handle fail: those for which it returns an error. It
-// is asked with the op and the ID, and for OpWatch with the kind, each time a watcher wants to look at the store; a
-// watcher whose look fails yields the error and tries again 10 ms later. f may be called from several
-// goroutines at once, and may use the store. Nil ends it.
+// is asked with the op and the ID, and for OpWatch with the kind, each time a watcher wants to look at
+// the store; a watcher whose look fails yields the error and tries again 10 ms later. f may be called
+// from several goroutines at once, and may use the store. Nil ends it.
 func (r *Registry) SetFault(f func(op, id string) error) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
@@ -127,9 +127,9 @@ func (r *Registry) Snapshot() Snapshot {
 	return snap
 }
 
-// Restore makes the store what it was at snap, as from a backup, also through a handle that is cut off: the
-// revision goes back too, and the next batch of every watcher, through whatever handle, is a Reset. It
-// panics if snap has an entry that Put would refuse.
+// Restore makes the store what it was at snap, as from a backup, also through a handle that is cut off:
+// the revision goes back too, and the next batch of every watcher, through whatever handle, is a Reset.
+// It panics if snap has an entry that Put would refuse.
 func (r *Registry) Restore(snap Snapshot) {
 	kinds := make(map[string]map[string][]byte)
 	for _, e := range snap.Entries {

@@ -87,9 +87,6 @@ func TestRegistryVariants(t *testing.T) {
 	})
 }
 
-// A registry that is broken in one way must fail the suite; that it does is looked at in the tests of
-// package registrytest.
-
 func entry(i int, data string) registry.Entry {
 	return registry.Entry{ID: registry.NodeID("n" + strconv.Itoa(i)), Data: []byte(data)}
 }

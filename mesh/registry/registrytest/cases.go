@@ -321,7 +321,6 @@ func slowConsumer(t *testing.T, h Harness) {
 	r := h.New(t)
 	const keys, writers = 100, 10
 	pause := 50 * time.Millisecond
-	start := time.Now()
 	w := follow(r, kind, func(registry.Batch) { time.Sleep(pause) })
 	t.Cleanup(func() { w.stop(t, h.Prompt+pause) })
 	w.await(t, h.Timeout, "a first batch", func(v view) bool { return v.Known })
@@ -348,13 +347,13 @@ func slowConsumer(t *testing.T, h Harness) {
 			want[nodeID(k+writers*(n%(keys/writers)))] = strconv.Itoa(n)
 		}
 	}
+	before := w.view().batches
 	h.settle(t, r, want, w)
-	v := w.view()
-	if most := int(time.Since(start)/pause) + 2; v.batches > most {
-		t.Errorf("%d batches came to a consumer that had time for %d", v.batches, most)
-	}
-	if v.batches > h.Updates/2 {
-		t.Errorf("%d updates over %d entries came in %d batches: they were not merged", h.Updates, keys, v.batches)
+	// What piled up comes as one, whatever was under way already as a few more.
+	const most = 10
+	if after := w.view().batches - before; after > most {
+		t.Errorf("%d updates over %d entries left %d batches to a consumer that was slow, at most %d are right: they were not merged",
+			h.Updates, keys, after, most)
 	}
 }
 

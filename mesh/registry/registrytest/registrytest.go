@@ -14,23 +14,24 @@ type Harness struct {
 	// it with the other hooks.
 	New func(t testing.TB) registry.Registry
 
-	// Outage makes the store unreachable for r, which New made, until heal is called. It returns a registry on the same store that works meanwhile, or nil if nothing does. Whether
-	// heal leaves watchers with a gap is up to the store.
+	// Outage makes the store unreachable for r, which New made, until heal is called. other is a
+	// registry on the same store that works meanwhile, or nil if nothing does. Whether heal leaves
+	// watchers with a gap is up to the store.
 	Outage func(t testing.TB, r registry.Registry) (other registry.Registry, heal func())
 
 	// Gap is as Outage, but the store forgets what happened until heal, so that no watcher can be told
 	// the changes of the meantime one by one. other may not be nil.
 	Gap func(t testing.TB, r registry.Registry) (other registry.Registry, heal func())
 
-	// Backup saves what the store of r has. Restore puts that back, revision and all, and returns when
-	// r's store works again.
+	// Backup saves what the store of r has; restore puts that back, revision and all, and returns when
+	// the store works again.
 	Backup func(t testing.TB, r registry.Registry) (restore func())
 
 	// Down returns a registry whose store is not there yet, until start is called.
 	Down func(t testing.TB) (r registry.Registry, start func())
 
-	// Timeout is how long to wait for what must happen; 10 s if zero. Nothing waits that long unless the test
-	// fails.
+	// Timeout is how long to wait for what must happen; 10 s if zero. Nothing waits that long unless the
+	// test fails.
 	Timeout time.Duration
 
 	// Prompt is how soon what must be prompt has to happen; 2 s if zero.
