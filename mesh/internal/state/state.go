@@ -1,0 +1,132 @@
+// Package state keeps what a node must not lose between two processes: its key, and how often it
+// started. One process at a time has the folder.
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/gofrs/flock"
+
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/mesh/internal/core"
+)
+
+// Files in the folder.
+const (
+	keyFile    = "key"    // the private key, as `wg genkey` writes it
+	lockFile   = "lock"   // held while the folder is in use
+	ownerFile  = "owner"  // who has it: node ID and process ID, for those who find it locked
+	startsFile = "starts" // core.Starts as JSON
+)
+
+// ErrLocked says that another process has the folder.
+var ErrLocked = errors.New("in use by another process")
+
+// Dir is a locked state folder.
+type Dir struct {
+	path string
+	lock *flock.Flock
+	Key  key.Private
+	// Created: the key is new.
+	Created bool
+	Starts  core.Starts
+}
+
+// Open locks the folder, makes it with mode 0700 where it does not exist, and loads what is in it. node
+// is the ID of the node that is to use it: a folder that another node used is refused.
+func Open(path, node string) (*Dir, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("state folder: %w", err)
+	}
+	d := &Dir{path: path, lock: flock.New(filepath.Join(path, lockFile), flock.SetPermissions(0o600))}
+	ok, err := d.lock.TryLock()
+	if err != nil {
+		return nil, fmt.Errorf("state folder %s: locking: %w", path, err)
+	}
+	if !ok {
+		return nil, fmt.Errorf("state folder %s: %w%s", path, ErrLocked, holder(path))
+	}
+	if err := d.load(node); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func holder(path string) string {
+	data, err := os.ReadFile(filepath.Join(path, ownerFile))
+	if node, pid, ok := strings.Cut(strings.TrimSpace(string(data)), " "); err == nil && ok {
+		return fmt.Sprintf(": node %s, process %s", node, pid)
+	}
+	return ""
+}
+
+func (d *Dir) load(node string) error {
+	owner := filepath.Join(d.path, ownerFile)
+	switch data, err := os.ReadFile(owner); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("state folder: %w", err)
+	default:
+		if was, _, ok := strings.Cut(strings.TrimSpace(string(data)), " "); ok && was != node {
+			return fmt.Errorf("state folder %s: is that of node %q, not of %q; give each node a folder of its own", d.path, was, node)
+		}
+	}
+	if err := write(owner, []byte(node+" "+strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		return fmt.Errorf("state folder: %w", err)
+	}
+	var err error
+	if d.Key, d.Created, err = key.LoadOrCreate(filepath.Join(d.path, keyFile)); err != nil {
+		return err
+	}
+	starts := filepath.Join(d.path, startsFile)
+	switch data, err := os.ReadFile(starts); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("state folder: %w", err)
+	default:
+		if err := json.Unmarshal(data, &d.Starts); err != nil {
+			return fmt.Errorf("%s is corrupt: %w; remove it to count from what the registry has", starts, err)
+		}
+	}
+	return nil
+}
+
+// Keep writes s, so that the next start counts on from it.
+func (d *Dir) Keep(s core.Starts) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	if err := write(filepath.Join(d.path, startsFile), append(data, '\n')); err != nil {
+		return fmt.Errorf("state folder: %w", err)
+	}
+	d.Starts = s
+	return nil
+}
+
+// Close lets go of the folder. Close twice is harmless.
+func (d *Dir) Close() error { return d.lock.Close() }
+
+// write replaces a file such that a crash leaves the old or the new content.
+func write(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return syncDir(filepath.Dir(path))
+}

@@ -1,0 +1,423 @@
+package mesh
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/mesh/internal/core"
+	"github.com/warren-mesh/warren/mesh/internal/state"
+	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/mesh/registry"
+	"github.com/warren-mesh/warren/mesh/watch"
+)
+
+// Run implements Mesh.
+func (m *node) Run(ctx context.Context) (err error) {
+	m.mu.Lock()
+	if m.running {
+		m.mu.Unlock()
+		return ErrRunning
+	}
+	m.running = true
+	m.leave, m.done = make(chan leaving), make(chan struct{})
+	m.mu.Unlock()
+	defer m.stopped()
+
+	r := &run{node: m, log: m.cfg.Logger.With("node", m.cfg.Node), raw: make(map[string][]byte), results: make(chan core.Input), putting: make(chan struct{}, 1), batches: make(chan batch)}
+	if err := r.open(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var parts sync.WaitGroup
+	var failed watch.Value[error] // the first part's that failed
+	part := func(name string, f func(context.Context) error) {
+		parts.Go(func() {
+			var err error
+			defer func() {
+				if p := recover(); p != nil {
+					err = &panicked{name, p, debug.Stack()}
+				}
+				if err != nil {
+					failed.Update(func(first error) error { return cmp.Or(first, err) })
+					cancel()
+				}
+			}()
+			err = f(ctx)
+		})
+	}
+	part("watching the registry", r.watch)
+	part("publishing the record", r.publish)
+	part("the loop", r.loop)
+	parts.Wait()
+	err, _, _ = failed.Get()
+	return err
+}
+
+type panicked struct {
+	part  string
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string {
+	return fmt.Sprintf("%s panicked: %v\n%s", p.part, p.value, p.stack)
+}
+
+// run is one Run.
+type run struct {
+	*node
+	log      *slog.Logger
+	dir      *state.Dir // nil without a StateDir
+	machine  *core.Machine
+	raw      map[string][]byte // the registry's entries as they were last opened
+	wanted   watch.Value[record.Record]
+	results  chan core.Input // from the parts to the loop
+	putting  chan struct{}   // holds one while the record is put, and while it is withdrawn
+	revision uint64
+	wake     time.Time
+	batches  chan batch
+}
+
+// open loads what outlives the process, and makes the machine.
+func (r *run) open() error {
+	k, starts, err := r.identity()
+	if err != nil {
+		return err
+	}
+	var nonce [8]byte
+	if _, err := rand.Read(nonce[:]); err != nil {
+		return err
+	}
+	c := r.cfg
+	last := c.ListenPorts.Last
+	if last == 0 {
+		last = c.ListenPorts.First
+	}
+	accept := c.Accept
+	r.machine = core.New(core.Config{
+		Node: c.Node, Key: k, Addresses: c.addresses(), Endpoints: c.Endpoints,
+		PortFirst: c.ListenPorts.First, PortLast: last, Mark: c.Mark, MTU: c.MTU, Keepalive: c.Keepalive,
+		Roles: c.Roles, Labels: c.Labels, Accept: accept, Instance: hex.EncodeToString(nonce[:]), Starts: starts,
+		Window: c.Window, Audit: c.Audit, Linger: c.Linger,
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.node.machine = r.machine
+	r.changed()
+	return nil
+}
+
+func (r *run) identity() (key.Private, core.Starts, error) {
+	if r.cfg.StateDir != "" {
+		dir, err := state.Open(r.cfg.StateDir, r.cfg.Node)
+		if err != nil {
+			return key.Private{}, core.Starts{}, err
+		}
+		r.dir = dir
+		if dir.Created {
+			r.log.Info("made a new key", "public", dir.Key.Public(), "folder", r.cfg.StateDir)
+		}
+		return dir.Key, dir.Starts, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.node.key.IsZero() {
+		k, err := key.NewPrivate()
+		if err != nil {
+			return k, core.Starts{}, err
+		}
+		r.node.key = k
+	}
+	return r.node.key, core.Starts{}, nil
+}
+
+func (r *run) close() error {
+	if r.dir == nil {
+		return nil
+	}
+	return r.dir.Close()
+}
+
+// batch is what the watching part hands to the loop.
+type batch struct {
+	registry.Batch
+	err error
+}
+
+// watch passes on the registry's batches. While the loop is busy it does not take the next one, and the
+// registry merges.
+func (r *run) watch(ctx context.Context) error {
+	for b, err := range r.cfg.Registry.Watch(ctx, registry.KindNode) {
+		select {
+		case r.batches <- batch{b, err}:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	if ctx.Err() == nil {
+		return errors.New("the registry ended its watch by itself")
+	}
+	return nil
+}
+
+// publish puts this node's newest record, for as long as it takes.
+func (r *run) publish(ctx context.Context) error {
+	for {
+		rec, ok, stale := r.wanted.Get()
+		if ok {
+			r.put(ctx, rec, stale)
+		}
+		select {
+		case <-stale:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// put puts rec until it is taken, or stale.
+func (r *run) put(ctx context.Context, rec record.Record, stale <-chan struct{}) {
+	delays := newBackoff()
+	for {
+		select {
+		case r.putting <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		data, err := r.cfg.Trust.Seal(rec)
+		if err == nil {
+			err = r.cfg.Registry.Put(ctx, registry.Entry{ID: registry.NodeID(rec.ID), Data: data})
+		}
+		<-r.putting
+		if ctx.Err() != nil || !r.tell(ctx, core.Published{Record: rec, Err: err}) || err == nil {
+			return
+		}
+		select {
+		case <-time.After(delays.NextBackOff()):
+		case <-stale:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *run) tell(ctx context.Context, in core.Input) bool {
+	select {
+	case r.results <- in:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// newBackoff has no total time limit: a registry may be away for days.
+func newBackoff() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = 500*time.Millisecond, 30*time.Second
+	b.Reset()
+	return b
+}
+
+// retry calls f until it succeeds or ctx ends; then it returns f's last error and ctx's.
+func retry(ctx context.Context, f func(context.Context) error) error {
+	delays := newBackoff()
+	for {
+		err := f(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(delays.NextBackOff()):
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
+
+// loop feeds the machine and carries out what it says.
+func (r *run) loop(ctx context.Context) error {
+	var touched <-chan struct{}
+	if n, ok := r.cfg.Datapath.(datapath.Notifier); ok {
+		touched = n.Changed()
+	}
+	// A channel is taken before what it is about is read, so that no change falls in between.
+	trust := r.cfg.Trust.Changed()
+	snapshot, announced := r.table.Current()
+	r.do(ctx, core.Announced{Snapshot: snapshot})
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		timer.Stop()
+		if !r.wake.IsZero() {
+			timer.Reset(time.Until(r.wake))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case l := <-r.leave:
+			err := r.leaveNow(ctx, l.ctx)
+			l.answer <- err
+			if err == nil {
+				return ErrLeft
+			}
+			r.do(ctx, core.Touched{})
+		case b := <-r.batches:
+			if b.err != nil {
+				r.do(ctx, core.RegistryFailed{Err: b.err})
+			} else {
+				r.do(ctx, r.opened(b.Batch))
+			}
+		case in := <-r.results:
+			r.do(ctx, in)
+		case <-announced:
+			snapshot, announced = r.table.Current()
+			r.do(ctx, core.Announced{Snapshot: snapshot})
+		case _, ok := <-touched:
+			if !ok {
+				touched = nil // it reports no more
+			}
+			r.do(ctx, core.Touched{})
+		case <-trust:
+			trust = r.cfg.Trust.Changed()
+			r.do(ctx, r.reopened())
+		case <-timer.C:
+			r.do(ctx, core.Tick{})
+		}
+	}
+}
+
+// leaveNow withdraws the node with nobody putting its record beside it.
+func (r *run) leaveNow(ctx, asked context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(asked, cancel)()
+	select {
+	case r.putting <- struct{}{}:
+		defer func() { <-r.putting }()
+	case <-ctx.Done():
+		return fmt.Errorf("leaving: the registry does not answer: %w", ctx.Err())
+	}
+	return r.withdraw(ctx)
+}
+
+// do has the machine take in one input, and carries out what it says until it says nothing more.
+func (r *run) do(ctx context.Context, in core.Input) {
+	for {
+		r.mu.Lock()
+		out := r.machine.Step(time.Now(), in)
+		if out.Changed {
+			r.changed()
+		}
+		r.mu.Unlock()
+		r.report(out)
+		if out.Starts != nil && r.dir != nil {
+			if err := r.dir.Keep(*out.Starts); err != nil {
+				r.log.Error("the count of starts is not kept", "err", err)
+			}
+		}
+		if out.Publish != nil {
+			r.wanted.Set(*out.Publish)
+		}
+		if s, ok := r.cfg.Datapath.(datapath.Settler); ok && out.Settle {
+			s.Settle()
+		}
+		r.wake = out.Wake
+		switch {
+		case out.Read:
+			st, err := r.cfg.Datapath.Read(ctx)
+			in = core.Reading{State: st, Err: err}
+		case len(out.Ops) > 0:
+			err := r.cfg.Datapath.Apply(ctx, out.Ops...)
+			in = core.Applied{Ops: out.Ops, Err: err}
+		default:
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func (r *run) report(out core.Output) {
+	for _, c := range out.Raised {
+		r.log.Warn(c.Message, "condition", c.Kind, "about", c.Node, "remedy", c.Remedy)
+	}
+	for _, c := range out.Cleared {
+		r.log.Info("over: "+c.Message, "condition", c.Kind, "about", c.Node)
+	}
+	for _, p := range out.Joined {
+		r.log.Info("peer joined", "peer", p)
+	}
+	for _, p := range out.Left {
+		r.log.Info("peer left", "peer", p)
+	}
+}
+
+// opened opens the entries of a batch. What has the same bytes as before is not opened again, except this
+// node's own, whose every appearance counts.
+func (r *run) opened(b registry.Batch) core.Records {
+	r.revision = b.Revision
+	in := core.Records{Reset: b.Reset, Revision: b.Revision, Put: make([]core.Opened, 0, len(b.Put))}
+	raw := r.raw
+	if b.Reset {
+		r.raw = make(map[string][]byte, len(b.Put))
+	}
+	now := time.Now()
+	for _, e := range b.Put {
+		_, name, err := registry.ParseID(e.ID)
+		if err != nil {
+			continue // no node can have it
+		}
+		was, seen := raw[name]
+		r.raw[name] = e.Data
+		if seen && name != r.cfg.Node && bytes.Equal(was, e.Data) {
+			in.Put = append(in.Put, core.Opened{Node: name, Same: true})
+			continue
+		}
+		in.Put = append(in.Put, r.openOne(name, e.Data, now))
+	}
+	for _, id := range b.Deleted {
+		if _, name, err := registry.ParseID(id); err == nil {
+			delete(r.raw, name)
+			in.Deleted = append(in.Deleted, name)
+		}
+	}
+	return in
+}
+
+func (r *run) openOne(name string, data []byte, now time.Time) core.Opened {
+	o, err := r.cfg.Trust.Open(registry.NodeID(name), data, now)
+	if err == nil && o.Record.ID != name {
+		err = fmt.Errorf("the trust opened a record of node %q", o.Record.ID)
+	}
+	return core.Opened{Node: name, Opened: o, Err: err}
+}
+
+// reopened opens everything again, because what is trusted has changed.
+func (r *run) reopened() core.Records {
+	in := core.Records{Revision: r.revision}
+	now := time.Now()
+	for name, data := range r.raw {
+		if name != r.cfg.Node {
+			in.Put = append(in.Put, r.openOne(name, data, now))
+		}
+	}
+	return in
+}

@@ -1,0 +1,213 @@
+package view
+
+import (
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/prefixes"
+)
+
+// View is the mesh as one node sees it at one moment. It is shared by all who asked for it: its slices
+// and maps are not to be written to.
+type View struct {
+	// Ready: all that the registry had at the first complete reading has been put to the device.
+	Ready bool
+	// Version rises with every View of one Run.
+	Version uint64
+	// Revision is the registry's, see registry.Batch.
+	Revision uint64
+	Self     Self
+	// Peers are all other nodes with a record that is believed, by node ID.
+	Peers []Peer
+	// Withheld are the prefixes of peers that are not used here, by node and prefix, each with a reason.
+	Withheld []Withheld
+	// Conditions are what is wrong, by kind, node and subject.
+	Conditions []Condition
+}
+
+// Self is this node.
+type Self struct {
+	Node       string
+	Key        key.Public
+	ListenPort uint16        // the real one; 0: no device yet
+	MTU        int           // bytes of the largest inner packet; 0: no device yet
+	Record     record.Record // as published last; the zero Record: not yet
+	Published  bool          // the registry has accepted Record
+	Local      prefixes.Set  // accepted here now, including what was withdrawn a moment ago
+}
+
+// Peer is another node.
+type Peer struct {
+	Node      string
+	Key       key.Public
+	Addresses prefixes.Set // its own addresses in the mesh, as host prefixes
+	Prefixes  prefixes.Set // what goes to it from here: its own claims less those withheld
+	Roles     []string
+	Labels    map[string]string
+
+	// Endpoint is where its packets go now: the device's, be it configured or learned.
+	Endpoint netip.AddrPort
+	// Candidates are the endpoints that its record names.
+	Candidates []record.Endpoint
+	// LastHandshake is zero until the first on this device.
+	LastHandshake  time.Time
+	Received, Sent uint64 // encrypted bytes, as of the device's last reading
+	// SetAside: it is no peer on the device; the reason is a condition.
+	SetAside bool
+}
+
+// Withheld is a prefix that a node claims and that is not sent to it from here.
+type Withheld struct {
+	Node   string
+	Prefix netip.Prefix
+	Kind   Kind   // of the condition that says more
+	Winner string // who has it instead; empty where it is nobody
+}
+
+// Kind is what is wrong. Kinds are stable: programs may match on them.
+type Kind string
+
+// The kinds of conditions.
+const (
+	AnnouncementRefused Kind = "announcement-refused" // something announced here was not taken, or only after a fix
+	DeviceUnreadable    Kind = "device-unreadable"
+	DuplicateNode       Kind = "duplicate-node" // another process publishes records as this node
+	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes into the mesh
+	EndpointUnusable    Kind = "endpoint-unusable"
+	KeyConflict         Kind = "key-conflict"
+	LocalWins           Kind = "local-wins" // a peer's prefix is this node's own, or a network connected here
+	NoHandshake         Kind = "no-handshake"
+	OpFailed            Kind = "op-failed" // the device did not take a change
+	PortInUse           Kind = "port-in-use"
+	PrefixConflict      Kind = "prefix-conflict"
+	PrefixRefused       Kind = "prefix-refused" // a prefix that policy does not allow
+	PublishFailed       Kind = "publish-failed"
+	RecordExpired       Kind = "record-expired"
+	RecordRefused       Kind = "record-refused"
+	RegistryDown        Kind = "registry-down"
+	SourceOutside       Kind = "source-outside" // a source address that peers would not accept from this node
+)
+
+// Condition is something that is wrong: what, since when, for whom, and what to do about it.
+type Condition struct {
+	Kind    Kind
+	Node    string // whom it is about; empty: no node in particular
+	Subject string // the prefix, key, endpoint, source or step it is about; may be empty
+	Since   time.Time
+	Message string // what is wrong, naming things and never a private key
+	Remedy  string // what an operator can do; empty where it mends itself
+}
+
+// String is one line for a log.
+func (c Condition) String() string {
+	var b strings.Builder
+	b.WriteString(string(c.Kind))
+	for _, s := range []string{c.Node, c.Subject} {
+		if s != "" {
+			b.WriteString(" " + s)
+		}
+	}
+	fmt.Fprintf(&b, ": %s", c.Message)
+	if c.Remedy != "" {
+		fmt.Fprintf(&b, " (%s)", c.Remedy)
+	}
+	return b.String()
+}
+
+// Peer returns the peer called node.
+func (v View) Peer(node string) (Peer, bool) {
+	i, ok := slices.BinarySearchFunc(v.Peers, node, func(p Peer, n string) int { return strings.Compare(p.Node, n) })
+	if !ok {
+		return Peer{}, false
+	}
+	return v.Peers[i], true
+}
+
+// Find yields the conditions of one kind.
+func (v View) Find(kind Kind) iter.Seq[Condition] {
+	return func(yield func(Condition) bool) {
+		for _, c := range v.Conditions {
+			if c.Kind == kind && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// Changes is how one View differs from an earlier one. What merely counts (handshakes, bytes) is no
+// difference.
+type Changes struct {
+	Joined  []Peer   // not in the old View
+	Left    []Peer   // not in the new View, as they were
+	Changed []Change // in both
+	Raised  []Condition
+	Cleared []Condition // as they were
+}
+
+// Change is one peer before and after.
+type Change struct{ Old, New Peer }
+
+// IsEmpty reports whether nothing changed.
+func (c Changes) IsEmpty() bool {
+	return len(c.Joined)+len(c.Left)+len(c.Changed)+len(c.Raised)+len(c.Cleared) == 0
+}
+
+// Diff returns what changed from old to new. The zero View stands for before the first.
+func Diff(old, new View) Changes {
+	var c Changes
+	merge(old.Peers, new.Peers, func(p Peer) string { return p.Node },
+		func(p Peer) { c.Left = append(c.Left, p) },
+		func(p Peer) { c.Joined = append(c.Joined, p) },
+		func(o, n Peer) {
+			if !same(o, n) {
+				c.Changed = append(c.Changed, Change{o, n})
+			}
+		})
+	merge(old.Conditions, new.Conditions, sortKey,
+		func(x Condition) { c.Cleared = append(c.Cleared, x) },
+		func(x Condition) { c.Raised = append(c.Raised, x) },
+		func(o, n Condition) {
+			if !o.Since.Equal(n.Since) {
+				c.Cleared = append(c.Cleared, o)
+				c.Raised = append(c.Raised, n)
+			}
+		})
+	return c
+}
+
+func sortKey(c Condition) string { return string(c.Kind) + "\x00" + c.Node + "\x00" + c.Subject }
+
+// Sort puts conditions in the order a View has them.
+func Sort(cs []Condition) {
+	slices.SortFunc(cs, func(a, b Condition) int { return strings.Compare(sortKey(a), sortKey(b)) })
+}
+
+func same(a, b Peer) bool {
+	return a.Key == b.Key && a.Addresses == b.Addresses && a.Prefixes == b.Prefixes && a.Endpoint == b.Endpoint &&
+		a.SetAside == b.SetAside && a.LastHandshake.IsZero() == b.LastHandshake.IsZero() &&
+		slices.Equal(a.Roles, b.Roles) && slices.Equal(a.Candidates, b.Candidates) && maps.Equal(a.Labels, b.Labels)
+}
+
+// merge walks two lists sorted by name.
+func merge[T any](old, new []T, name func(T) string, gone, came func(T), both func(o, n T)) {
+	for len(old) > 0 || len(new) > 0 {
+		switch {
+		case len(new) == 0 || len(old) > 0 && name(old[0]) < name(new[0]):
+			gone(old[0])
+			old = old[1:]
+		case len(old) == 0 || name(new[0]) < name(old[0]):
+			came(new[0])
+			new = new[1:]
+		default:
+			both(old[0], new[0])
+			old, new = old[1:], new[1:]
+		}
+	}
+}
