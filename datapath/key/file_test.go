@@ -568,6 +568,37 @@ func TestRule17TwentyProcessesRestoreOneKey(t *testing.T) {
 	onlyKeyFiles(t, path)
 }
 
+// Whatever comes to be at the path in the last moment stays there, and is what
+// counts.
+func TestRule17FirstOneWins(t *testing.T) {
+	for name, prepare := range map[string]func() string{
+		"create":  func() string { return in(t) },
+		"restore": func() string { return in(t, Private{}, newKey()) },
+	} {
+		for _, text := range []string{fixed().Base64() + "\n", "rubbish"} {
+			t.Run(name+" "+text[:7], func(t *testing.T) {
+				f, log := logged(prepare())
+				f.step = func(step string) {
+					if _, err := os.Lstat(f.Path); step == "temporary synced" && err != nil {
+						write(t, f.Path, text)
+					}
+				}
+				k, created, err := f.LoadOrCreate()
+				if text == "rubbish" {
+					if !errors.Is(err, ErrCorrupt) {
+						t.Errorf("got error %v, want one that wraps ErrCorrupt", err)
+					}
+				} else if err != nil || k != fixed() {
+					t.Errorf("the first one's key is %v, error %v", k == fixed(), err)
+				}
+				if created || log.Len() > 0 || content(t, f.Path) != text {
+					t.Errorf("created %v, the file is as it was %v, log %q", created, content(t, f.Path) == text, log)
+				}
+			})
+		}
+	}
+}
+
 // crashes runs the operation on a new path from prepare once for each step
 // there is, in a process that dies after it, and calls check.
 func crashes(t *testing.T, operation string, want int, prepare func() string, check func(t *testing.T, path string)) {
