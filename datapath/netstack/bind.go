@@ -5,18 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
 )
 
-// bind is a conn.Bind that says which port it has, and when a handshake may have come to an end.
+// bind is a conn.Bind that says which port it has, when a handshake may have come to an end, and
+// that keeps two handshakes with one peer from undoing each other.
 type bind struct {
 	conn.Bind
-	watch *watch
+	watch   *watch
+	crosses func(from netip.AddrPort) bool // whether an arriving initiation is to be dropped
+	sends   func(to netip.AddrPort)        // an initiation is sent
 
 	mu         sync.Mutex
 	port       uint16
@@ -98,17 +103,21 @@ const (
 func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 	return func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
 		n, err := fn(packets, sizes, eps)
-		if b.watch.waiting.Load() == 0 {
-			return n, err
-		}
+		waiting := b.watch.waiting.Load() > 0
 		for i := range n {
 			if sizes[i] < 4 {
 				continue
 			}
 			switch binary.LittleEndian.Uint32(packets[i]) {
+			case handshakeInitiation:
+				if from, err := netip.ParseAddrPort(eps[i].DstToString()); err == nil && b.crosses(from) {
+					sizes[i] = 0
+				}
 			case handshakeResponse, transportData:
-				b.watch.signal()
-				return n, err
+				if waiting {
+					waiting = false
+					b.watch.signal()
+				}
 			}
 		}
 		return n, err
@@ -118,6 +127,11 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 // Send sends to ep. An endpoint remembers the local address it was last heard at; where that is gone
 // from the host, sending from it fails, and the packet goes out from whichever address the host takes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
+	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
+		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil {
+			b.sends(to)
+		}
+	}
 	err := b.Bind.Send(bufs, ep)
 	if err == nil || errors.As(err, new(conn.ErrUDPGSODisabled)) || errors.Is(err, net.ErrClosed) || !ep.SrcIP().IsValid() {
 		return err

@@ -193,7 +193,7 @@ func (n *Net) newDevice(d datapath.Device) error {
 		inner = n.opts.Bind
 	}
 	w := &wireguard{
-		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch},
+		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, sends: n.sends},
 		public: d.Key.Public(), ended: make(chan struct{}),
 	}
 	w.Device = device.NewDevice(w.tun, w.bind, n.logger())
@@ -293,8 +293,10 @@ func (n *Net) changeDevice(w *wireguard, d datapath.Device) error {
 		}
 		n.mu.Lock()
 		w.public = public
+		clear(n.first)
 		for k, p := range n.peers {
 			p.shook, p.stale = false, have.Stats[k].LastHandshake
+			n.moveEndpoint(w, k, netip.AddrPort{}, p.endpoint)
 		}
 		n.mu.Unlock()
 	}
@@ -343,8 +345,7 @@ func (n *Net) putPeer(w *wireguard, o datapath.PutPeer) error {
 	if err := w.set(text); err != nil {
 		return err
 	}
-	p := w.LookupPeer(o.Key.Bytes())
-	if p == nil {
+	if w.LookupPeer(o.Key.Bytes()) == nil {
 		return fmt.Errorf("peer %v: the device did not take it", o.Key.Short())
 	}
 	greet := false
@@ -364,11 +365,12 @@ func (n *Net) putPeer(w *wireguard, o datapath.PutPeer) error {
 		}
 		if o.Peer.Endpoint.IsValid() {
 			greet = created || !q.shook && q.endpoint != o.Peer.Endpoint
+			n.moveEndpoint(w, o.Key, q.endpoint, o.Peer.Endpoint)
 			q.endpoint = o.Peer.Endpoint
 		}
 	})
 	if greet {
-		_ = p.SendHandshakeInitiation(false) // wireguard-go logs why it could not
+		n.greet(w, o.Key)
 	}
 	return nil
 }
@@ -396,7 +398,9 @@ func (n *Net) removePeer(w *wireguard, k key.Public) error {
 			for r := range p.prefixes {
 				e.peers = e.peers.DeletePersist(r)
 			}
+			n.moveEndpoint(w, k, p.endpoint, netip.AddrPort{})
 			delete(n.peers, k)
+			delete(n.greets, k)
 		}
 	})
 	return nil

@@ -114,6 +114,8 @@ func pair(t testing.TB) (a, b *node) {
 	return a, b
 }
 
+const timeout = 30 * time.Second
+
 func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)

@@ -72,7 +72,9 @@ type Net struct {
 	news    chan struct{}      // closed, and made anew, when something that a dial waits for may have changed
 	pinned  map[netip.Addr]int // addresses the stack was given, and by how many
 
-	observing bool // the observe goroutine runs
+	first     map[netip.AddrPort]*precedence
+	greets    map[key.Public]*greeting // peers that are being greeted
+	observing bool                     // the observe goroutine runs
 }
 
 // peer is what is remembered of a peer on the device.
@@ -107,6 +109,7 @@ func New(o Options) (*Net, error) {
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 		routes: make(map[netip.Prefix]netip.Addr), peers: make(map[key.Public]*peer),
 		news: make(chan struct{}), pinned: make(map[netip.Addr]int),
+		greets: make(map[key.Public]*greeting), first: make(map[netip.AddrPort]*precedence),
 	}
 	n.watch.wake = make(chan struct{}, 1)
 	s, err := newStack(n.link)
@@ -324,6 +327,8 @@ func (n *Net) forget() {
 		n.unpin(p.Addr())
 	}
 	n.addrs, n.local = prefixes.Set{}, prefixes.Set{}
+	clear(n.greets)
+	clear(n.first)
 	n.routes, n.peers = make(map[netip.Prefix]netip.Addr), make(map[key.Public]*peer)
 	n.link.table.Store(newTable())
 	n.announce()

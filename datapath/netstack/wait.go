@@ -87,10 +87,11 @@ func (n *Net) await(ctx context.Context, dst netip.Addr) error {
 		t := n.link.table.Load()
 		v, _ := t.send(dst)
 		e := &WaitError{Addr: dst, Err: ErrNoRoute}
-		shook := false
+		shook, greeted := false, false
 		if k, ok := t.peers.Lookup(dst); ok && v == outside {
 			p := n.peers[k]
 			e.Peer, e.Endpoint, e.Err, shook = k, p.endpoint, ErrNoHandshake, p.shook
+			_, greeted = n.greets[k]
 		}
 		n.mu.Unlock()
 		switch {
@@ -112,10 +113,8 @@ func (n *Net) await(ctx context.Context, dst netip.Addr) error {
 			n.startWatch()
 			defer n.stopWatch()
 		}
-		if e.Endpoint.IsValid() && w != nil {
-			if p := w.LookupPeer(e.Peer.Bytes()); p != nil {
-				_ = p.SendHandshakeInitiation(false) // no more than one in 5 s
-			}
+		if e.Endpoint.IsValid() && w != nil && !greeted {
+			initiate(w, e.Peer, false)
 		}
 		again := time.NewTimer(time.Second)
 		select {
@@ -139,6 +138,13 @@ func (n *Net) startWatch() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.watch.waiting.Add(1)
+	n.startObserving()
+}
+
+func (n *Net) stopWatch() { n.watch.waiting.Add(-1) }
+
+// startObserving has observe look at what there is to do. mu is held.
+func (n *Net) startObserving() {
 	if !n.observing && !n.isClosed() { // once closed, Close may be past waiting for tasks
 		n.observing = true
 		n.tasks.Go(n.observe)
@@ -146,15 +152,104 @@ func (n *Net) startWatch() {
 	n.watch.signal()
 }
 
-func (n *Net) stopWatch() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.watch.waiting.Add(-1)
-	n.watch.signal()
+// greeting is the first handshake with a peer.
+type greeting struct {
+	step int
+	next time.Time
 }
 
-// observe asks the device for handshakes when packets came that may have completed one, and now and
-// then. It spends at most a tenth of its time on that, however many peers there are.
+// The times after its creation at which a peer is greeted, as long as no handshake was completed. Two
+// nodes that learn of each other do so at different times, and what is said to one that knows nobody
+// yet is lost; WireGuard would repeat it after 5 s (REKEY_TIMEOUT). The two do not speak at the same
+// times, and leave an answer from the other end of the world the time to arrive.
+var (
+	greetFirst = [...]time.Duration{0, 250 * time.Millisecond, time.Second}
+	greetLast  = [...]time.Duration{0, 500 * time.Millisecond, 2 * time.Second}
+)
+
+// greet starts handshakes with a peer until one is completed, or enough were tried; from then on
+// WireGuard goes by its own timers. n.op is held.
+func (n *Net) greet(w *wireguard, k key.Public) {
+	initiate(w, k, false)
+	times := greetLast
+	if w.public.Compare(k) < 0 {
+		times = greetFirst
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.greets[k] = &greeting{1, time.Now().Add(times[1])}
+	n.startObserving()
+}
+
+// precedence is a peer whose key is greater than this node's, by its endpoint. When both begin a
+// handshake at the same time each takes up the other's and forgets its own, so that both answers are
+// for nobody; or, where the answer is already being worked on, wireguard-go makes one session of two
+// halves, in which only one direction works. Therefore an initiation that arrives while one of this
+// node's is on its way is dropped: the peer will answer ours.
+type precedence struct {
+	key  key.Public
+	sent time.Time // the last initiation to it
+}
+
+const (
+	// crossing is for how long an initiation counts as on its way. It is more than any path takes.
+	crossing = 500 * time.Millisecond
+	// crossed is how long after a drop the next initiation follows: ours may have come before the
+	// peer knew this node. Peers take one in 20 ms (INITIATIONS_PER_SECOND in Linux'
+	// drivers/net/wireguard/messages.h).
+	crossed = 30 * time.Millisecond
+)
+
+// moveEndpoint notes where a peer is reached. mu is held.
+func (n *Net) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) {
+	if p := n.first[from]; p != nil && p.key == k && from != to {
+		delete(n.first, from)
+	}
+	if to.IsValid() && w.public.Compare(k) < 0 {
+		if p := n.first[to]; p == nil || p.key != k {
+			n.first[to] = &precedence{key: k}
+		}
+	}
+}
+
+func (n *Net) sends(to netip.AddrPort) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.first[uapi.Unmap(to)]; p != nil {
+		p.sent = time.Now()
+	}
+}
+
+func (n *Net) crosses(from netip.AddrPort) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.first[uapi.Unmap(from)]
+	if p == nil || time.Since(p.sent) > crossing {
+		return false
+	}
+	p.sent = time.Time{} // one is dropped, lest we both wait for the other
+	if q := n.peers[p.key]; q != nil && !q.shook {
+		n.greets[p.key] = &greeting{1, time.Now().Add(crossed)}
+		n.startObserving()
+	}
+	return true
+}
+
+// initiate sends a handshake initiation. Unless it is sent anew, WireGuard allows one in 5 s.
+func initiate(w *wireguard, k key.Public, anew bool) {
+	p := w.LookupPeer(k.Bytes())
+	if p == nil {
+		return
+	}
+	if anew {
+		p.ExpireCurrentKeypairs() // there are none, but with them goes the time of the last attempt
+	}
+	_ = p.SendHandshakeInitiation(false) // wireguard-go logs why it could not
+}
+
+// observe greets peers, and asks the device for handshakes when packets came that may have completed
+// one that somebody waits for, and now and then. It spends at most a tenth of its time on that, however many
+// peers there are.
 func (n *Net) observe() {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
@@ -166,21 +261,78 @@ func (n *Net) observe() {
 		case <-tick.C:
 		}
 		n.mu.Lock()
-		n.observing = n.watch.waiting.Load() > 0
+		now := time.Now()
+		waiting := n.watch.waiting.Load() > 0
+		due := false
+		next := now.Add(time.Hour)
+		if waiting {
+			next = now.Add(100 * time.Millisecond)
+		}
+		for _, g := range n.greets {
+			due = due || !g.next.After(now)
+			if g.next.Before(next) {
+				next = g.next
+			}
+		}
+		n.observing = waiting || len(n.greets) > 0
 		observing := n.observing
 		n.mu.Unlock()
 		if !observing {
 			return
 		}
-		start := time.Now()
-		n.lookForHandshakes()
-		pause := max(2*time.Millisecond, 9*time.Since(start))
+		pause := 2 * time.Millisecond
+		if waiting || due {
+			n.lookForHandshakes()
+			pause = max(pause, 9*time.Since(now))
+		}
+		if due {
+			n.greetDue(now)
+			next = now // see when the next one is due
+		}
 		select {
 		case <-n.done:
 			return
 		case <-time.After(pause):
 		}
-		tick.Reset(max(100*time.Millisecond, pause))
+		tick.Reset(max(0, time.Until(next)))
+	}
+}
+
+// greetDue carries out the greetings that are due.
+func (n *Net) greetDue(now time.Time) {
+	type due struct {
+		key  key.Public
+		anew bool
+	}
+	var ks []due
+	n.mu.Lock()
+	w := n.wg
+	if w == nil {
+		clear(n.greets)
+	}
+	for k, g := range n.greets {
+		p := n.peers[k]
+		if p == nil || p.shook {
+			delete(n.greets, k)
+			continue
+		}
+		if g.next.After(now) {
+			continue
+		}
+		times := greetLast
+		if w.public.Compare(k) < 0 {
+			times = greetFirst
+		}
+		ks = append(ks, due{k, g.step > 0})
+		if g.step++; g.step == len(times) {
+			delete(n.greets, k)
+		} else {
+			g.next = g.next.Add(times[g.step] - times[g.step-1])
+		}
+	}
+	n.mu.Unlock()
+	for _, d := range ks {
+		initiate(w, d.key, d.anew)
 	}
 }
 

@@ -1,0 +1,164 @@
+package netstack_test
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	theirs "golang.zx2c4.com/wireguard/tun/netstack"
+
+	"github.com/warren-mesh/warren/datapath/key"
+)
+
+// BenchmarkTCP compares with wireguard-go's own netstack: two devices over loopback each, which take
+// turns, so that whatever else the machine does hits both.
+//
+//	go test -run '^$' -bench TCP -benchtime 10x ./datapath/netstack/
+func BenchmarkTCP(b *testing.B) {
+	for _, streams := range []int{1, 4} {
+		b.Run(fmt.Sprintf("streams=%d", streams), func(b *testing.B) {
+			const size = 64 << 20 // bytes of one turn
+			x, y := pair(b)
+			ours := newStreams(b, streams, func() (net.Listener, error) { return y.Listen("tcp", "10.0.0.2:80") }, x.DialContext)
+			p, q := theirPair(b)
+			other := newStreams(b, streams, func() (net.Listener, error) {
+				return q.ListenTCP(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 80})
+			}, p.DialContext)
+			ours.send(b, size/8)
+			other.send(b, size/8)
+			var t1, t2 time.Duration
+			b.SetBytes(size)
+			b.ResetTimer()
+			for range b.N {
+				t1 += ours.send(b, size)
+				b.StopTimer()
+				t2 += other.send(b, size)
+				b.StartTimer()
+			}
+			mbps := func(t time.Duration) float64 { return float64(b.N) * size / 1e6 / t.Seconds() }
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(mbps(t1), "ours-MB/s")
+			b.ReportMetric(mbps(t2), "theirs-MB/s")
+			b.ReportMetric(t2.Seconds()/t1.Seconds(), "ratio")
+		})
+	}
+}
+
+// streams are connections with someone who reads all that is sent.
+type streams struct {
+	conns []net.Conn
+	acks  []chan int64 // what the reader of each got so far
+}
+
+func newStreams(b *testing.B, n int, listen func() (net.Listener, error), dial func(context.Context, string, string) (net.Conn, error)) *streams {
+	b.Helper()
+	l, err := listen()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	s := &streams{}
+	for range n {
+		c, err := dial(within(b, timeout), "tcp", "10.0.0.2:80")
+		if err != nil {
+			b.Fatal(err)
+		}
+		r, err := l.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { c.Close(); r.Close() })
+		ack := make(chan int64, 1024)
+		s.conns, s.acks = append(s.conns, c), append(s.acks, ack)
+		go func() {
+			defer close(ack)
+			buf := make([]byte, 256<<10)
+			for {
+				n, err := r.Read(buf)
+				if n > 0 {
+					ack <- int64(n)
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+	}
+	return s
+}
+
+// send sends size bytes over all connections and returns how long it took until they were read.
+func (s *streams) send(b *testing.B, size int64) time.Duration {
+	b.Helper()
+	start := time.Now()
+	var all sync.WaitGroup
+	for i, c := range s.conns {
+		all.Go(func() {
+			if _, err := io.CopyN(c, zeros{}, size/int64(len(s.conns))); err != nil {
+				b.Error(err)
+			}
+		})
+		all.Go(func() {
+			for left := size / int64(len(s.conns)); left > 0; {
+				n, ok := <-s.acks[i]
+				if !ok {
+					b.Error("the reader ended early")
+					return
+				}
+				left -= n
+			}
+		})
+	}
+	all.Wait()
+	return time.Since(start)
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// theirPair is pair with wireguard-go's netstack.
+func theirPair(b *testing.B) (x, y *theirs.Net) {
+	b.Helper()
+	keys := [2]key.Private{newKey(b), newKey(b)}
+	var devs [2]*device.Device
+	var nets [2]*theirs.Net
+	var ports [2]uint16
+	for i := range devs {
+		tun, n, err := theirs.CreateNetTUN([]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}, nil, 1420)
+		if err != nil {
+			b.Fatal(err)
+		}
+		devs[i], nets[i] = device.NewDevice(tun, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, "")), n
+		b.Cleanup(devs[i].Close)
+		c, err := net.ListenUDP("udp", nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ports[i] = uint16(c.LocalAddr().(*net.UDPAddr).Port)
+		c.Close()
+		k := keys[i].Bytes()
+		if err := devs[i].IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=%d\n", hex.EncodeToString(k[:]), ports[i])); err != nil {
+			b.Fatal(err)
+		}
+		if err := devs[i].Up(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for i := range devs {
+		k := keys[1-i].Public().Bytes()
+		if err := devs[i].IpcSet(fmt.Sprintf("public_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=10.0.0.%d/32\n",
+			hex.EncodeToString(k[:]), ports[1-i], 2-i)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return nets[0], nets[1]
+}
