@@ -23,7 +23,7 @@ var errOwnKey = errors.New("the device's own key")
 // is a peer whose key becomes the device's own: the device removes it, so its routes go first.
 //
 // What want leaves to the device (a zero ListenPort, Mark, MTU or Endpoint) is no difference.
-func Plan(want, have State) []Op { return plan(want, have, everything(want, have)) }
+func Plan(want, have State) []Op { return plan(want, have, Differences(want, have)) }
 
 // Delta names the parts in which a wanted State may differ from what there is.
 type Delta struct {
@@ -38,8 +38,9 @@ func PlanDelta(want, have State, d Delta) []Op {
 	return plan(want, have, d)
 }
 
-func everything(want, have State) Delta {
-	d := Delta{Device: true, Peers: make(map[key.Public]struct{}, len(want.Peers)), Routes: make(map[netip.Prefix]struct{}, len(want.Routes))}
+// Differences returns the Delta in which want and have differ. It costs time in proportion to both.
+func Differences(want, have State) Delta {
+	d := Delta{Device: true, Peers: make(map[key.Public]struct{}), Routes: make(map[netip.Prefix]struct{})}
 	// Whatever is the same on both sides is left out at once, so that the rest costs what differs.
 	for k, w := range want.Peers {
 		if h, ok := have.Peers[k]; !ok || differs(w, h) {

@@ -248,7 +248,7 @@ func TestUnmarshalText(t *testing.T) {
 }
 
 // Host bits left in an allowed prefix: masked once, here, so that WireGuard,
-// routes and map keys see one value (field report B01).
+// routes and map keys see one value.
 func TestHostBitsAreCutOnce(t *testing.T) {
 	s := prefixes.MustParse("10.78.0.1/24", "fd78::1/64", "10.0.0.1/0")
 	if want := "0.0.0.0/0 10.78.0.0/24 fd78::/64"; s.String() != want {
@@ -263,7 +263,7 @@ func TestHostBitsAreCutOnce(t *testing.T) {
 	}
 }
 
-// A nil or broken mask is an error, never 0.0.0.0/0 (field report B02).
+// A nil or broken mask is an error, never 0.0.0.0/0.
 func TestBadMaskIsRefused(t *testing.T) {
 	ip := net.IPv4(10, 1, 2, 3)
 	for _, tt := range []struct {
@@ -303,7 +303,7 @@ func TestBadMaskIsRefused(t *testing.T) {
 }
 
 // Zones: refused in prefixes, false in look-ups, for any address and any set
-// (field report B04).
+//.
 func TestZones(t *testing.T) {
 	if s, err := prefixes.Parse("fe80::1%eth0/64"); err == nil || !s.IsEmpty() {
 		t.Errorf("Parse: %q, %v", s, err)
@@ -348,7 +348,7 @@ func TestZones(t *testing.T) {
 }
 
 // To net.IPNet and back, for every length of a thousand addresses of each
-// family (field report B05).
+// family.
 func TestIPNetKeepsTheMask(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	addrs := 1000
@@ -376,7 +376,7 @@ func TestIPNetKeepsTheMask(t *testing.T) {
 	}
 }
 
-// One bad or overlapping prefix costs none of the others (field report B07).
+// One bad or overlapping prefix costs none of the others.
 // Who wins an overlap is not for a set to say: it keeps both.
 func TestOneBadPrefixCostsNoOther(t *testing.T) {
 	s, err := prefixes.Parse("10.1.0.0/16", "fe80::%eth0/64", "10.9.0.1/32", "10.1.2.0/24")
@@ -393,7 +393,7 @@ func TestOneBadPrefixCostsNoOther(t *testing.T) {
 	}
 }
 
-// The order of the input leaves no trace (field report B08).
+// The order of the input leaves no trace.
 func TestShuffledInputIsTheSameSet(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	ps := make([]netip.Prefix, 0, 500)
@@ -423,7 +423,7 @@ func TestShuffledInputIsTheSameSet(t *testing.T) {
 }
 
 // Default routes are taken, for they are the mesh's to judge, but cannot hide:
-// 128.0.0.0/0 is 0.0.0.0/0, and 0.0.0.0/0 is no other prefix (field report B10).
+// 128.0.0.0/0 is 0.0.0.0/0, and 0.0.0.0/0 is no other prefix.
 func TestDefaultRouteCannotHide(t *testing.T) {
 	def := pfx("0.0.0.0/0")
 	s := prefixes.MustParse("128.0.0.0/0", "::ffff:192.0.2.1/96", "172.16.0.1/32")

@@ -207,7 +207,7 @@ func testCreate(t *testing.T, h Harness) {
 		t.Errorf("key is not the one set")
 	}
 	if s.Device.ListenPort == 0 {
-		t.Error("listen port reads 0 (B40): it must be the real one")
+		t.Error("listen port reads 0: it must be the real one")
 	}
 	if s.Device.MTU < 1280 {
 		t.Errorf("MTU %d: the driver chose less than IPv6 needs", s.Device.MTU)
@@ -215,7 +215,7 @@ func testCreate(t *testing.T, h Harness) {
 	if !s.Host.IPv4 && !s.Host.IPv6 {
 		t.Error("host has no family at all")
 	}
-	// 32 times 0xff is a key that reads back clamped (B16).
+	// 32 times 0xff is a key that reads back clamped.
 	ff, err := key.PrivateFromBytes(slices.Repeat([]byte{0xff}, key.Size))
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func (h Harness) fit(s datapath.State) datapath.State {
 	return s
 }
 
-// B16: whatever is set reads back such that there is nothing left to do.
+// Whatever is set reads back such that there is nothing left to do.
 func testRandomStates(t *testing.T, h Harness) {
 	d := h.open(t)
 	n := 0
@@ -377,7 +377,7 @@ func testDropOne(t *testing.T, h Harness) {
 	}
 }
 
-// B17: what a removed peer had goes to nobody by itself.
+// What a removed peer had goes to nobody by itself.
 func testGivesNothingBack(t *testing.T, h Harness) {
 	d := h.open(t)
 	d.apply(create("me"), put("b", "10.2.0.0/24"), put("c", "10.2.0.0/24"), datapath.RemovePeer{Key: pub("c")})
@@ -403,7 +403,7 @@ func testLearnedEndpoint(t *testing.T, h Harness) {
 	}
 }
 
-// B23: what does not fit is refused before anything is written.
+// What does not fit is refused before anything is written.
 func testKeepalive(t *testing.T, h Harness) {
 	d := h.open(t)
 	d.apply(create("me"))
@@ -443,7 +443,7 @@ func testPreshared(t *testing.T, h Harness) {
 	}
 }
 
-// B14, rule 5: a changed key takes everything along.
+// Rule 5: a changed key takes everything along.
 func testRekey(t *testing.T, h Harness) {
 	d := h.open(t)
 	peer := datapath.Peer{Endpoint: far, Preshared: Preshared("x"), Keepalive: 25 * time.Second, Prefixes: set("10.2.0.0/24", "10.2.1.0/24", "fd00::/64")}
@@ -623,7 +623,7 @@ func testBadOpAlone(t *testing.T, h Harness) {
 	}
 }
 
-// B22: many peers do not fit one message of any interface.
+// Many peers do not fit one message of any interface.
 func testManyPeers(t *testing.T, h Harness) {
 	d := h.open(t)
 	want := datapath.State{Device: datapath.Device{Key: Key("me")}, Peers: map[key.Public]datapath.Peer{}, Routes: map[netip.Prefix]netip.Addr{}}
