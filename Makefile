@@ -1,0 +1,78 @@
+# make test does everything that continuous integration does. Run as root on Debian or Ubuntu, it first
+# installs what the tests use besides Go.
+
+.PHONY: test quick packages fmt fmtcheck vet staticcheck lint cross quickstart full race fuzz bench
+
+GO = go
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+PLATFORMS = linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
+FUZZTIME = 30s
+TESTFLAGS =
+TIMEOUT = 15m
+
+# A checkout owned by another user is no reason to fail: no version is stamped into what is built.
+export GOFLAGS = -buildvcs=false
+
+# The race detector comes last, so that the last lines tell how every package fared.
+test: packages fmtcheck vet staticcheck cross quickstart full race
+
+quick:
+	$(GO) test -short ./...
+
+packages:
+	@echo '== packages'
+	@.ci/packages
+
+fmt:
+	gofmt -w $$($(GO) list -f '{{.Dir}}' ./...)
+
+fmtcheck:
+	@echo '== gofmt'
+	@unformatted=$$(gofmt -l $$($(GO) list -f '{{.Dir}}' ./...)) || exit 1; \
+	if [ -n "$$unformatted" ]; then echo 'run make fmt; not formatted:' $$unformatted; exit 1; fi
+
+vet:
+	@echo '== go vet'
+	@$(GO) vet ./...
+
+staticcheck:
+	@echo '== staticcheck'
+	@$(GO) run $(STATICCHECK) ./...
+
+lint: fmtcheck vet staticcheck
+
+# go vet builds every package, and checks that its tests compile.
+cross:
+	@for p in $(PLATFORMS); do \
+		echo "== go vet for $$p"; \
+		GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
+	done
+
+quickstart:
+	@echo '== quickstart'
+	@$(GO) run ./examples/quickstart
+
+# Whole meshes at full size are too slow for the race detector.
+full:
+	@echo '== full size'
+	@$(GO) test -timeout $(TIMEOUT) -run 'Full|Thousand' ./mesh/...
+
+race:
+	@echo '== tests'
+	@if ! command -v gcc >/dev/null 2>&1; then \
+		echo 'gcc is missing, so the tests run without the race detector'; \
+		$(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) ./...; \
+	else \
+		CGO_ENABLED=1 $(GO) test -race -timeout $(TIMEOUT) $(TESTFLAGS) ./...; \
+	fi
+
+fuzz:
+	@for p in $$($(GO) list ./...); do \
+		for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+			echo "== $$p $$f"; \
+			$(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
+		done; \
+	done
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem ./...
