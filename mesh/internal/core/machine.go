@@ -423,8 +423,9 @@ func (m *Machine) clearAll(kind view.Kind, node string, keep map[string]bool) {
 // View returns what the node sees now.
 func (m *Machine) View() view.View {
 	v := view.View{Ready: m.ready, Version: m.version, Revision: m.revision}
-	v.Self = view.Self{Node: m.cfg.Node, Key: m.pub, Record: m.rec, Published: m.published, Local: m.want.Local}
+	v.Self = view.Self{Node: m.cfg.Node, Key: m.pub, Record: m.rec, Published: m.published}
 	if m.have != nil {
+		v.Self.Local = m.have.State().Local
 		v.Self.ListenPort, v.Self.MTU = m.have.State().Device.ListenPort, m.have.State().Device.MTU
 	}
 	for _, n := range m.nodes {

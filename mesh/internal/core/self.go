@@ -192,8 +192,11 @@ func (m *Machine) ownRecord(now time.Time, out *Output) {
 	if !m.started || !m.have.State().Device.Exists() || m.have.State().Device.ListenPort == 0 {
 		return
 	}
+	// What is announced is accepted already: whoever learns of a prefix may send into it at once.
+	have := m.have.State()
 	r := record.Record{
-		Version: record.Version, ID: m.cfg.Node, Key: m.pub, Prefixes: m.own.Minus(m.cfg.Addresses), Addresses: m.cfg.Addresses,
+		Version: record.Version, ID: m.cfg.Node, Key: m.pub,
+		Prefixes: m.own.Minus(m.cfg.Addresses).Intersect(have.Local), Addresses: m.cfg.Addresses.Intersect(have.Addrs),
 		Roles: m.cfg.Roles, Labels: m.cfg.Labels, Instance: m.cfg.Instance,
 		Epoch: m.starts.Epoch, Generation: m.starts.Generation, Sequence: m.rec.Sequence,
 	}
