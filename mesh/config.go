@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
@@ -170,9 +172,10 @@ func (c Config) check() (Config, error) {
 	if c.Audit != 0 && c.Audit < time.Second {
 		bad("Audit", "%v is below 1s", c.Audit)
 	}
-	if err := c.probe(); err != nil && len(errs) == 0 {
-		errs = append(errs, fmt.Errorf("%w: %w", ErrConfig, err))
-	}
+	c.probe(bad)
+	// What is handed in stays the caller's to change.
+	c.Addresses, c.Announce, c.Endpoints = slices.Clone(c.Addresses), slices.Clone(c.Announce), slices.Clone(c.Endpoints)
+	c.Roles, c.Labels = slices.Clone(c.Roles), maps.Clone(c.Labels)
 	if c.Window == 0 {
 		c.Window = 10 * time.Millisecond
 	}
@@ -188,14 +191,22 @@ func (c Config) check() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// probe checks that roles, labels and addresses make a record.
-func (c Config) probe() error {
+// probe checks that addresses, roles and labels make a record.
+func (c Config) probe(bad func(field, format string, a ...any)) {
 	k, err := key.NewPrivate()
 	if err != nil {
-		return err
+		bad("Key", "%v", err)
+		return
 	}
-	r := record.Record{Version: record.Version, ID: c.Node, Key: k.Public(), Addresses: c.addresses(), Roles: c.Roles, Labels: c.Labels}
-	return r.Validate()
+	for _, f := range []struct {
+		name string
+		r    record.Record
+	}{{"Addresses", record.Record{Addresses: c.addresses()}}, {"Roles", record.Record{Roles: c.Roles}}, {"Labels", record.Record{Labels: c.Labels}}} {
+		f.r.Version, f.r.ID, f.r.Key = record.Version, "node", k.Public()
+		if err := f.r.Validate(); err != nil {
+			bad(f.name, "%v", err)
+		}
+	}
 }
 
 func (c Config) addresses() prefixes.Set {

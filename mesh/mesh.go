@@ -91,7 +91,8 @@ type node struct {
 	leave   chan leaving  // to the running Run
 	done    chan struct{} // closed when the running Run has returned
 	key     key.Private   // of a node without a StateDir
-	machine *core.Machine // the newest Run's, guarded by mu
+	machine *core.Machine // the newest Run's, guarded by mu; nil before the first and after Leave
+	ready   bool          // the running Run's machine was settled
 	view    view.View     // of the machine, as of viewOf
 	viewOf  *core.Machine
 	fresh   bool
@@ -112,6 +113,7 @@ func (m *node) Current() (View, <-chan struct{}) {
 	if !m.fresh {
 		if m.machine != nil {
 			m.view = m.machine.View()
+			m.view.Ready = m.ready
 		} else {
 			m.view = view.View{Self: view.Self{Node: m.cfg.Node}}
 		}
@@ -144,7 +146,7 @@ func (m *node) Leave(ctx context.Context) error {
 		select {
 		case err := <-answer:
 			return err
-		case <-done: // it ended, or panicked, in the middle of it
+		case <-done: // maybe in the middle of it
 			select {
 			case err := <-answer:
 				return err
@@ -163,8 +165,17 @@ func (m *node) Leave(ctx context.Context) error {
 func (m *node) stopped() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.running = false
+	m.running, m.ready = false, false
 	close(m.done)
+	m.changed()
+}
+
+// forget ends the View of a node that left.
+func (m *node) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.machine, m.ready = nil, false
+	m.changed()
 }
 
 // withdraw deletes the record, so that peers stop sending, and then removes the device.
@@ -175,6 +186,7 @@ func (m *node) withdraw(ctx context.Context) error {
 	if err := retry(ctx, func(ctx context.Context) error { return m.cfg.Datapath.Apply(ctx, datapath.RemoveDevice{}) }); err != nil {
 		return fmt.Errorf("leaving: the record is withdrawn, but the device is not removed: %w", err)
 	}
+	m.forget()
 	return nil
 }
 
@@ -182,13 +194,14 @@ func (m *node) withdraw(ctx context.Context) error {
 // running Run and returns the cause of ctx's end if that comes first, with what keeps the mesh from being ready.
 func Ready(ctx context.Context, m Mesh) error {
 	for {
-		v, stale := m.Current()
-		if v.Ready {
+		ready, stale := isReady(m)
+		if ready {
 			return nil
 		}
 		select {
 		case <-stale:
 		case <-ctx.Done():
+			v, _ := m.Current()
 			err := fmt.Errorf("the mesh is not ready: %w", context.Cause(ctx))
 			for _, c := range v.Conditions {
 				err = fmt.Errorf("%w; %v", err, c)
@@ -196,6 +209,17 @@ func Ready(ctx context.Context, m Mesh) error {
 			return err
 		}
 	}
+}
+
+// isReady spares a big mesh that comes up a View for each of its changes.
+func isReady(m Mesh) (bool, <-chan struct{}) {
+	if n, ok := m.(*node); ok {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.ready, n.stale
+	}
+	v, stale := m.Current()
+	return v.Ready, stale
 }
 
 // Watch yields the View that is current, and then a newer one whenever there is one, until ctx ends or

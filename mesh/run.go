@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -48,7 +49,7 @@ func (m *node) Run(ctx context.Context) (err error) {
 	var failed watch.Value[error] // the first part's that failed
 	part := func(name string, f func(context.Context) error) {
 		parts.Go(func() {
-			var err error
+			err := fmt.Errorf("%s ended by runtime.Goexit", name)
 			defer func() {
 				if p := recover(); p != nil {
 					err = &panicked{name, p, debug.Stack()}
@@ -118,7 +119,7 @@ func (r *run) open() error {
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.node.machine = r.machine
+	r.node.machine, r.ready = r.machine, false
 	r.changed()
 	return nil
 }
@@ -235,13 +236,14 @@ func newBackoff() *backoff.ExponentialBackOff {
 	return b
 }
 
-// retry calls f until it succeeds or ctx ends; then it returns f's last error and ctx's.
+// retry calls f until it succeeds, can never succeed, or ctx ends; then it returns f's last error and
+// ctx's.
 func retry(ctx context.Context, f func(context.Context) error) error {
 	delays := newBackoff()
 	for {
 		err := f(ctx)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, net.ErrClosed) {
+			return err
 		}
 		select {
 		case <-time.After(delays.NextBackOff()):
@@ -273,6 +275,9 @@ func (r *run) loop(ctx context.Context) error {
 			return nil
 		case l := <-r.leave:
 			err := r.leaveNow(ctx, l.ctx)
+			if err != nil && ctx.Err() != nil {
+				return nil // Leave goes on by itself
+			}
 			l.answer <- err
 			if err == nil {
 				return ErrLeft
@@ -303,29 +308,27 @@ func (r *run) loop(ctx context.Context) error {
 	}
 }
 
-// leaveNow withdraws the node with nobody putting its record beside it.
+// leaveNow withdraws the node with nobody putting its record beside it, and where that succeeds, after it.
 func (r *run) leaveNow(ctx, asked context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(asked, cancel)()
 	select {
 	case r.putting <- struct{}{}:
-		defer func() { <-r.putting }()
 	case <-ctx.Done():
 		return fmt.Errorf("leaving: the registry does not answer: %w", ctx.Err())
 	}
-	return r.withdraw(ctx)
+	err := r.withdraw(ctx)
+	if err != nil {
+		<-r.putting
+	}
+	return err
 }
 
 // do has the machine take in one input, and carries out what it says until it says nothing more.
 func (r *run) do(ctx context.Context, in core.Input) {
 	for {
-		r.mu.Lock()
-		out := r.machine.Step(time.Now(), in)
-		if out.Changed {
-			r.changed()
-		}
-		r.mu.Unlock()
+		out := r.step(in)
 		r.report(out)
 		if out.Starts != nil && r.dir != nil {
 			if err := r.dir.Keep(*out.Starts); err != nil {
@@ -353,6 +356,19 @@ func (r *run) do(ctx context.Context, in core.Input) {
 			return
 		}
 	}
+}
+
+// step has the machine take in one input. What the embedder's policy does in it, be it to panic, leaves
+// the lock free.
+func (r *run) step(in core.Input) core.Output {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.machine.Step(time.Now(), in)
+	r.ready = r.ready || out.Settle
+	if out.Changed {
+		r.changed()
+	}
+	return out
 }
 
 func (r *run) report(out core.Output) {
