@@ -36,18 +36,22 @@ type packetNode struct {
 	stop func()
 }
 
-// startNode runs a node until the test ends or stop is called.
-func startNode(t testing.TB, reg registry.Registry, name string, n int) *packetNode {
+// startNode runs a node until the test ends or stop is called. with may change its Config.
+func startNode(t testing.TB, reg registry.Registry, name string, n int, with ...func(*mesh.Config)) *packetNode {
 	t.Helper()
 	ns, err := netstack.New(netstack.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr := netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)})
-	m, err := mesh.New(mesh.Config{
+	cfg := mesh.Config{
 		Node: name, Registry: reg, Datapath: ns, Addresses: []netip.Addr{addr},
 		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
-	})
+	}
+	for _, change := range with {
+		change(&cfg)
+	}
+	m, err := mesh.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +405,7 @@ func firstByte(ctx context.Context, from *packetNode, to netip.Addr) (time.Time,
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to.String()+"/", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(to, 80).String()+"/", nil)
 		if err != nil {
 			return time.Time{}, err
 		}
@@ -418,5 +422,119 @@ func firstByte(ctx context.Context, from *packetNode, to netip.Addr) (time.Time,
 		case <-ctx.Done():
 			return time.Time{}, err
 		}
+	}
+}
+
+// A node that names no endpoint, as one behind a NAT, calls the others and is then reached by them.
+func TestNodeWithoutEndpoints(t *testing.T) {
+	reg := regmem.New()
+	a := startNode(t, reg.Handle(), "a", 1)
+	b := startNode(t, reg.Handle(), "b", 2, func(c *mesh.Config) { c.Endpoints = nil })
+	a.serve(t)
+	b.serve(t)
+	for _, way := range [][2]*packetNode{{b, a}, {a, b}} {
+		if _, err := firstByte(t.Context(), way[0], way[1].addr); err != nil {
+			t.Errorf("%v to %v: %v", way[0].addr, way[1].addr, err)
+		}
+	}
+	st, err := b.net.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range st.Peers {
+		if p.Keepalive != 25*time.Second {
+			t.Errorf("keepalive of the node without endpoints is %v", p.Keepalive)
+		}
+	}
+}
+
+// Of several endpoints the first may be dead. The next is tried when no handshake follows a send.
+func TestNextEndpoint(t *testing.T) {
+	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // takes what it is sent and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	reg := regmem.New()
+	// Only a knows where to call: b names no endpoint but a's is behind a dead one.
+	a := startNode(t, reg.Handle(), "a", 1, func(c *mesh.Config) {
+		c.Endpoints = []netip.AddrPort{dead.LocalAddr().(*net.UDPAddr).AddrPort(), netip.MustParseAddrPort("127.0.0.1:0")}
+	})
+	b := startNode(t, reg.Handle(), "b", 2, func(c *mesh.Config) { c.Endpoints = nil })
+	a.serve(t)
+	b.sees(t, "a handshake with a", func(v mesh.View) bool {
+		p, ok := v.Peer("a")
+		return ok && !p.LastHandshake.IsZero()
+	})
+	if _, err := firstByte(t.Context(), b, a.addr); err != nil {
+		t.Error(err)
+	}
+}
+
+// An underlay of IPv6 alone, and a mesh of both families.
+func TestIPv6Underlay(t *testing.T) {
+	if c, err := net.ListenPacket("udp6", "[::1]:0"); err != nil {
+		t.Skipf("needs IPv6 on loopback: %v", err)
+	} else {
+		_ = c.Close()
+	}
+	reg := regmem.New()
+	six := func(n byte) func(*mesh.Config) {
+		return func(c *mesh.Config) {
+			c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort("[::1]:0")}
+			c.Addresses = append(c.Addresses, netip.AddrFrom16([16]byte{0xfd, 15: n}))
+		}
+	}
+	a, b := startNode(t, reg.Handle(), "a", 1, six(1)), startNode(t, reg.Handle(), "b", 2, six(2))
+	b.serve(t)
+	for _, to := range []string{"10.0.0.2", "fd00::2"} {
+		if _, err := firstByte(t.Context(), a, netip.MustParseAddr(to)); err != nil {
+			t.Errorf("to %s: %v", to, err)
+		}
+	}
+}
+
+// Before the first Reset nobody knows whether an address has a peer, so a dial waits. After it, an
+// address that no peer has is an error at once.
+func TestDialBeforeAndAfterReset(t *testing.T) {
+	reg := regmem.New()
+	b := startNode(t, reg.Handle(), "b", 2)
+	b.serve(t)
+	b.ready(t)
+	mine := reg.Handle()
+	mine.Cut()
+	a := startNode(t, mine, "a", 1)
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	dialled := make(chan result, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	go func() {
+		c, err := a.net.DialContext(ctx, "tcp", "10.0.0.2:80")
+		dialled <- result{c, err}
+	}()
+	select {
+	case r := <-dialled:
+		t.Fatalf("a dial did not wait for the registry: %v", r.err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	mine.Heal()
+	if r := <-dialled; r.err != nil {
+		t.Errorf("after the registry is back: %v", r.err)
+	} else {
+		_ = r.conn.Close()
+	}
+	a.ready(t)
+	start := time.Now()
+	if c, err := a.net.DialContext(ctx, "tcp", "10.0.0.77:80"); !errors.Is(err, netstack.ErrNoRoute) {
+		t.Errorf("an address of nobody: %v, want ErrNoRoute", err)
+		if err == nil {
+			_ = c.Close()
+		}
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("it took %v", took)
 	}
 }
