@@ -21,7 +21,7 @@ type bind struct {
 	conn.Bind
 	watch   *watch
 	crosses func(from netip.AddrPort) bool // whether an arriving initiation is to be dropped
-	sends   func(to netip.AddrPort)        // an initiation is sent
+	yields  func(to netip.AddrPort) bool   // whether one that is to be sent is dropped
 
 	mu         sync.Mutex
 	port       uint16
@@ -128,8 +128,8 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 // from the host, sending from it fails, and the packet goes out from whichever address the host takes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
-		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil {
-			b.sends(to)
+		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to) {
+			return nil
 		}
 	}
 	err := b.Bind.Send(bufs, ep)

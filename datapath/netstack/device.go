@@ -193,7 +193,7 @@ func (n *Net) newDevice(d datapath.Device) error {
 		inner = n.opts.Bind
 	}
 	w := &wireguard{
-		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, sends: n.sends},
+		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, yields: n.yields},
 		public: d.Key.Public(), ended: make(chan struct{}),
 	}
 	w.Device = device.NewDevice(w.tun, w.bind, n.logger())
@@ -342,11 +342,24 @@ func (n *Net) putPeer(w *wireguard, o datapath.PutPeer) error {
 	if err != nil {
 		return err
 	}
-	if err := w.set(text); err != nil {
-		return err
+	var before netip.AddrPort
+	n.mu.Lock()
+	if q := n.peers[o.Key]; q != nil {
+		before = q.endpoint
 	}
-	if w.LookupPeer(o.Key.Bytes()) == nil {
-		return fmt.Errorf("peer %v: the device did not take it", o.Key.Short())
+	if o.Peer.Endpoint.IsValid() {
+		n.moveEndpoint(w, o.Key, before, o.Peer.Endpoint)
+	}
+	n.mu.Unlock()
+	err = w.set(text)
+	if err == nil && w.LookupPeer(o.Key.Bytes()) == nil {
+		err = fmt.Errorf("peer %v: the device did not take it", o.Key.Short())
+	}
+	if err != nil {
+		n.mu.Lock()
+		n.moveEndpoint(w, o.Key, o.Peer.Endpoint, before)
+		n.mu.Unlock()
+		return err
 	}
 	greet := false
 	n.edit(func(e *edit) {
@@ -365,7 +378,6 @@ func (n *Net) putPeer(w *wireguard, o datapath.PutPeer) error {
 		}
 		if o.Peer.Endpoint.IsValid() {
 			greet = created || !q.shook && q.endpoint != o.Peer.Endpoint
-			n.moveEndpoint(w, o.Key, q.endpoint, o.Peer.Endpoint)
 			q.endpoint = o.Peer.Endpoint
 		}
 	})

@@ -73,8 +73,9 @@ type Net struct {
 	pinned  map[netip.Addr]int // addresses the stack was given, and by how many
 
 	first     map[netip.AddrPort]*precedence
-	greets    map[key.Public]*greeting // peers that are being greeted
-	observing bool                     // the observe goroutine runs
+	heard     map[netip.AddrPort]time.Time // when an initiation came from there
+	greets    map[key.Public]*greeting     // peers that are being greeted
+	observing bool                         // the observe goroutine runs
 }
 
 // peer is what is remembered of a peer on the device.
@@ -110,6 +111,7 @@ func New(o Options) (*Net, error) {
 		routes: make(map[netip.Prefix]netip.Addr), peers: make(map[key.Public]*peer),
 		news: make(chan struct{}), pinned: make(map[netip.Addr]int),
 		greets: make(map[key.Public]*greeting), first: make(map[netip.AddrPort]*precedence),
+		heard: make(map[netip.AddrPort]time.Time),
 	}
 	n.watch.wake = make(chan struct{}, 1)
 	s, err := newStack(n.link)
@@ -329,6 +331,7 @@ func (n *Net) forget() {
 	n.addrs, n.local = prefixes.Set{}, prefixes.Set{}
 	clear(n.greets)
 	clear(n.first)
+	clear(n.heard)
 	n.routes, n.peers = make(map[netip.Prefix]netip.Addr), make(map[key.Public]*peer)
 	n.link.table.Store(newTable())
 	n.announce()

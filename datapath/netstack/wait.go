@@ -170,34 +170,35 @@ var (
 // greet starts handshakes with a peer until one is completed, or enough were tried; from then on
 // WireGuard goes by its own timers. n.op is held.
 func (n *Net) greet(w *wireguard, k key.Public) {
-	initiate(w, k, false)
 	times := greetLast
 	if w.public.Compare(k) < 0 {
 		times = greetFirst
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	n.greets[k] = &greeting{1, time.Now().Add(times[1])}
 	n.startObserving()
+	n.mu.Unlock()
+	initiate(w, k, false)
 }
 
 // precedence is a peer whose key is greater than this node's, by its endpoint. When both begin a
 // handshake at the same time each takes up the other's and forgets its own, so that both answers are
 // for nobody; or, where the answer is already being worked on, wireguard-go makes one session of two
-// halves, in which only one direction works. Therefore an initiation that arrives while one of this
-// node's is on its way is dropped: the peer will answer ours.
+// halves, in which only one direction works. Therefore the node with the lesser key lets only one
+// initiation live, whichever it saw first: while its own is on its way it drops the one that arrives,
+// as the peer will answer; and with the peer's at hand it does not send its own.
 type precedence struct {
 	key  key.Public
 	sent time.Time // the last initiation to it
 }
 
 const (
-	// crossing is for how long an initiation counts as on its way. It is more than any path takes.
-	crossing = 500 * time.Millisecond
-	// crossed is how long after a drop the next initiation follows: ours may have come before the
-	// peer knew this node. Peers take one in 20 ms (INITIATIONS_PER_SECOND in Linux'
-	// drivers/net/wireguard/messages.h).
-	crossed = 30 * time.Millisecond
+	// crossing is for how long an initiation counts as on its way: the round trip of any path on Earth.
+	crossing = 300 * time.Millisecond
+	// answering is for how long one that arrived counts as being answered.
+	answering = 100 * time.Millisecond
+	// maxHeard bounds what strangers can have remembered.
+	maxHeard = 1024
 )
 
 // moveEndpoint notes where a peer is reached. mu is held.
@@ -212,27 +213,50 @@ func (n *Net) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) 
 	}
 }
 
-func (n *Net) sends(to netip.AddrPort) {
+// yields reports whether an initiation that is to be sent is dropped. It is called by the device.
+func (n *Net) yields(to netip.AddrPort) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if p := n.first[uapi.Unmap(to)]; p != nil {
-		p.sent = time.Now()
+	to = uapi.Unmap(to)
+	p := n.first[to]
+	if p == nil {
+		return false
 	}
+	if time.Since(n.heard[to]) < answering {
+		delete(n.heard, to) // once, lest a lost answer is waited for
+		n.greetAgain(p.key)
+		return true
+	}
+	p.sent = time.Now()
+	return false
 }
 
+// crosses reports whether an initiation that arrived is dropped. It is called by the device.
 func (n *Net) crosses(from netip.AddrPort) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := n.first[uapi.Unmap(from)]
+	from = uapi.Unmap(from)
+	p := n.first[from]
 	if p == nil || time.Since(p.sent) > crossing {
+		if len(n.heard) >= maxHeard {
+			clear(n.heard)
+		}
+		n.heard[from] = time.Now()
 		return false
 	}
-	p.sent = time.Time{} // one is dropped, lest we both wait for the other
-	if q := n.peers[p.key]; q != nil && !q.shook {
-		n.greets[p.key] = &greeting{1, time.Now().Add(crossed)}
+	p.sent = time.Time{} // once, lest both wait for the other
+	n.greetAgain(p.key)
+	return true
+}
+
+// greetAgain sees to it that there is another attempt, where there is no session yet: the initiation
+// that was let live may have come before the other node knew this one. mu is held.
+func (n *Net) greetAgain(k key.Public) {
+	p := n.peers[k]
+	if _, ok := n.greets[k]; !ok && p != nil && !p.shook {
+		n.greets[k] = &greeting{1, time.Now().Add(greetFirst[1])}
 		n.startObserving()
 	}
-	return true
 }
 
 // initiate sends a handshake initiation. Unless it is sent anew, WireGuard allows one in 5 s.
