@@ -302,8 +302,7 @@ func TestBadMaskIsRefused(t *testing.T) {
 	}
 }
 
-// Zones: refused in prefixes, false in look-ups, for any address and any set
-//.
+// Zones: refused in prefixes, false in look-ups, for any address and any set.
 func TestZones(t *testing.T) {
 	if s, err := prefixes.Parse("fe80::1%eth0/64"); err == nil || !s.IsEmpty() {
 		t.Errorf("Parse: %q, %v", s, err)
