@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry"
@@ -537,4 +538,72 @@ func TestDialBeforeAndAfterReset(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("it took %v", took)
 	}
+}
+
+// Rule 6: a mesh that is stopped and run again adopts its device; what flows goes on flowing.
+func TestRule06_NoLossWhileMeshRestarts(t *testing.T) {
+	reg := regmem.New()
+	b := startNode(t, reg.Handle(), "b", 2)
+	ns, err := netstack.New(netstack.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	k, err := key.NewPrivate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := mesh.Config{
+		Node: "a", Registry: reg.Handle(), Datapath: ns, Key: k, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
+	}
+	run := func() (a *packetNode, stop func()) {
+		m, err := mesh.New(cfg) // as a new process would
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		return &packetNode{Mesh: m, net: ns}, func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}
+	}
+	hasB := func(v mesh.View) bool { _, ok := v.Peer("b"); return ok && v.Ready }
+	a, stopMesh := run()
+	a.sees(t, "b", hasB)
+	got := countAt(t, b, b.addr.String()+":7000")
+	stop := stream(t, a, b.addr.String()+":7000")
+	before, first := handshake(t, a, "b"), a.record(t)
+	for range 3 {
+		stopMesh()
+		time.Sleep(200 * time.Millisecond)
+		a, stopMesh = run()
+		a.sees(t, "b", hasB)
+		a.sees(t, "its record published", func(v mesh.View) bool { return v.Self.Published })
+	}
+	sent := stop()
+	if l := lost(sent, got); l != 0 {
+		t.Errorf("%d of %d packets lost", l, sent)
+	}
+	if after := handshake(t, a, "b"); !after.Equal(before) {
+		t.Errorf("handshake at %v became one at %v", before, after)
+	}
+	last := a.record(t)
+	if last.Epoch != first.Epoch+3 || last.Generation != first.Generation {
+		t.Errorf("epoch %d, generation %d after 3 restarts; were %d and %d", last.Epoch, last.Generation, first.Epoch, first.Generation)
+	}
+	stopMesh()
+}
+
+func (p *packetNode) record(t testing.TB) (r struct{ Epoch, Generation uint64 }) {
+	t.Helper()
+	p.sees(t, "its own record", func(v mesh.View) bool {
+		r.Epoch, r.Generation = v.Self.Record.Epoch, v.Self.Record.Generation
+		return v.Self.Record.ID != ""
+	})
+	return r
 }
