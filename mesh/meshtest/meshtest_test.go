@@ -1,0 +1,58 @@
+package meshtest_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/warren-mesh/warren/mesh/meshtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func settle(t *testing.T, c *meshtest.Cluster, within time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	if err := c.Settled(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := meshtest.New(t, meshtest.Options{})
+		c.Start()
+		settle(t, c, time.Minute)
+	})
+}
+
+// TestChaos is a small mesh under every fault there is.
+func TestChaos(t *testing.T) {
+	seeds, steps := 60, 150
+	if testing.Short() || raceEnabled {
+		seeds, steps = 10, 100
+	}
+	for seed := range uint64(seeds) {
+		synctest.Test(t, func(t *testing.T) {
+			c := meshtest.New(t, meshtest.Options{Nodes: 2 + int(seed)%6, Seed: seed})
+			c.Start()
+			if err := c.Chaos(t.Context(), steps); err != nil {
+				t.Fatal(err)
+			}
+			c.Mend()
+			c.Start()
+			settle(t, c, 10*time.Minute)
+			time.Sleep(5 * time.Minute)
+			if err := c.Check(t.Context()); err != nil {
+				t.Fatalf("it was settled, and then: %v", err)
+			}
+		})
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package meshtest_test
+
+const raceEnabled = false
