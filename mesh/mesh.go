@@ -27,7 +27,7 @@ type Mesh interface {
 	Run(ctx context.Context) error
 
 	// Leave withdraws the node's record and removes the device. A running Run does it and returns
-	// ErrLeft. When ctx ends first, what was not done is in the error, and may be tried again.
+	// ErrLeft, and so does a Run that is begun meanwhile. A later Run joins again. When ctx ends first, what was not done is in the error, and may be tried again.
 	Leave(ctx context.Context) error
 
 	// Current returns the newest View and a channel that closes when there is a newer one. The View is
@@ -52,7 +52,7 @@ type (
 func Diff(old, new View) Changes { return view.Diff(old, new) }
 
 var (
-	// ErrLeft is what Run returns when the node left the mesh.
+	// ErrLeft is what Run returns when the node left the mesh, or is leaving it.
 	ErrLeft = errors.New("left the mesh")
 	// ErrRunning is what a second Run at a time returns.
 	ErrRunning = errors.New("already running")
@@ -88,6 +88,7 @@ type node struct {
 
 	mu      sync.Mutex
 	running bool
+	leaving bool          // and it is no Run, but a Leave by itself
 	leave   chan leaving  // to the running Run
 	done    chan struct{} // closed when the running Run has returned
 	key     key.Private   // of a node without a StateDir
@@ -155,7 +156,7 @@ func (m *node) Leave(ctx context.Context) error {
 			}
 		}
 	}
-	m.running = true
+	m.running, m.leaving = true, true
 	m.leave, m.done = make(chan leaving), make(chan struct{})
 	m.mu.Unlock()
 	defer m.stopped()
@@ -165,7 +166,7 @@ func (m *node) Leave(ctx context.Context) error {
 func (m *node) stopped() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.running, m.ready = false, false
+	m.running, m.leaving, m.ready = false, false, false
 	close(m.done)
 	m.changed()
 }

@@ -29,7 +29,10 @@ import (
 func (m *node) Run(ctx context.Context) (err error) {
 	m.mu.Lock()
 	if m.running {
-		m.mu.Unlock()
+		defer m.mu.Unlock()
+		if m.leaving {
+			return ErrLeft
+		}
 		return ErrRunning
 	}
 	m.running = true
