@@ -48,7 +48,7 @@ type Peer struct {
 	Node      string
 	Key       key.Public
 	Addresses prefixes.Set // its own addresses in the mesh, as host prefixes
-	Prefixes  prefixes.Set // what goes to it from here: its own claims less those withheld
+	Prefixes  prefixes.Set // what the device sends to it: its own claims less those withheld, once they are on the device
 	Roles     []string
 	Labels    map[string]string
 

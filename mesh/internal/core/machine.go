@@ -433,7 +433,7 @@ func (m *Machine) View() view.View {
 			continue
 		}
 		p := view.Peer{
-			Node: n.id, Key: n.key, Addresses: n.rec.Addresses, Prefixes: n.won, Roles: n.rec.Roles, Labels: n.rec.Labels,
+			Node: n.id, Key: n.key, Addresses: n.rec.Addresses, Prefixes: m.sentTo(n), Roles: n.rec.Roles, Labels: n.rec.Labels,
 			Candidates: n.rec.Endpoints, SetAside: !n.routable,
 		}
 		if n.routable {
@@ -457,4 +457,21 @@ func (m *Machine) View() view.View {
 	}
 	view.Sort(v.Conditions)
 	return v
+}
+
+// sentTo returns what of n's prefixes the device sends to it: who waits for a View that has a prefix may
+// use it at once.
+func (m *Machine) sentTo(n *node) prefixes.Set {
+	if m.have == nil || !n.routable {
+		return prefixes.Set{}
+	}
+	have := m.have.State()
+	sent := n.won.Intersect(have.Peers[n.key].Prefixes)
+	var unrouted []netip.Prefix
+	for p := range sent.All() {
+		if _, ok := have.Routes[p]; !ok {
+			unrouted = append(unrouted, p)
+		}
+	}
+	return sent.Without(unrouted...)
 }
