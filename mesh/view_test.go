@@ -32,13 +32,13 @@ func TestViewIsWhatTheDeviceHas(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() { done <- m.Run(ctx) }()
-			if err := mesh.Ready(ctx, m); err != nil {
-				t.Fatal(err)
-			}
 			return m, d
 		}
 		a, device := start("a", 1)
-		_, _ = start("b", 2)
+		if err := mesh.Ready(ctx, a); err != nil {
+			t.Fatal(err)
+		}
+		start("b", 2)
 		host := netip.MustParsePrefix("10.0.0.2/32")
 		for v := range mesh.Watch(ctx, a) {
 			p, ok := v.Peer("b")
