@@ -28,8 +28,8 @@ type Datapath interface {
 	// part of an op, that was not carried out; Failures takes them apart. An op that is already true of
 	// the device succeeds without effect. When ctx ends, the ops not yet begun fail with its error.
 	//
-	// A peer that is new on the device and has an endpoint is greeted: the driver starts a handshake
-	// at once instead of waiting for the first packet. Of two nodes that learn of each other it is the
+	// A peer that is new on the device and has an endpoint is greeted: when the ops are done, so that
+	// there is a route back, the driver starts a handshake instead of waiting for the first packet. Of two nodes that learn of each other it is the
 	// later one whose greeting is understood; without it a first packet would wait for WireGuard's
 	// retry after 5 s (REKEY_TIMEOUT, section 6.1 of the WireGuard paper).
 	Apply(ctx context.Context, ops ...Op) error

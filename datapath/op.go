@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/warren-mesh/warren/datapath/key"
@@ -307,10 +306,4 @@ func some(s prefixes.Set, op Op) Op {
 		return nil
 	}
 	return op
-}
-
-// sortedRoutes returns the routes of prefixes ps in canonical order.
-func sortedRoutes(routes []Route) []Route {
-	slices.SortFunc(routes, func(a, b Route) int { return prefixes.Compare(a.Prefix, b.Prefix) })
-	return routes
 }

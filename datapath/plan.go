@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -16,8 +17,8 @@ var errOwnKey = errors.New("the device's own key")
 // Plan returns the ops that turn a device which is have into one that is want; none where it is that
 // already. want must pass Check. The same arguments give the same ops.
 //
-// The order makes before it breaks: device, added addresses, peers with the prefixes they gain, added
-// routes, removed routes, dropped prefixes and peers, removed addresses. After every op, also when any
+// The order makes before it breaks: device, added addresses, peers with the prefixes they gain, each
+// followed by the routes into it, other added routes, removed routes, dropped prefixes and peers, removed addresses. After every op, also when any
 // of them failed and Each left out what relied on it, a prefix that some peer has in both have and want
 // is with its old or its new peer, and no route is left without a peer that had one. The one exception
 // is a peer whose key becomes the device's own: the device removes it, so its routes go first.
@@ -80,121 +81,163 @@ func plan(want, have State, d Delta) []Op {
 		}
 		return []Op{RemoveDevice{}}
 	}
-	var ops []Op
-	var after []Op // what breaks
-	var early prefixes.Set
-	var own key.Public
-	if want.Device.Key != have.Device.Key {
-		own = want.Device.Key.Public()
+	p := planner{want: want, have: have, delta: d, gained: make(map[netip.Prefix]struct{})}
+	for k := range d.Peers {
+		p.keys = append(p.keys, k)
 	}
-	if p, ok := have.Peers[own]; ok {
-		for r := range p.Prefixes.All() {
-			if _, routed := have.Routes[r]; routed {
+	slices.SortFunc(p.keys, key.Public.Compare)
+	p.routes()
+	var last []Op
+	if d.Device {
+		last = p.device()
+	}
+	p.putPeers()
+	p.addRoutes(slices.Collect(maps.Keys(p.toRoute)))
+	if len(p.unroute) > 0 {
+		p.do(RemoveRoutes{prefixes.Set{}.With(p.unroute...)})
+	}
+	p.takeAway()
+	return append(p.ops, last...)
+}
+
+// planner is one plan in the making.
+type planner struct {
+	want, have State
+	delta      Delta
+	keys       []key.Public // of delta.Peers, sorted
+
+	own     key.Public                // the device's new key, if it is to have one
+	toRoute map[netip.Prefix]struct{} // to be added or changed
+	unroute []netip.Prefix
+	gained  map[netip.Prefix]struct{} // taken from their old peer by a PutPeer
+	ops     []Op
+}
+
+func (p *planner) do(op Op) { p.ops = append(p.ops, op) }
+
+// routes finds the routes that differ. Those of a peer whose key becomes the device's own are removed
+// before anything else.
+func (p *planner) routes() {
+	var early prefixes.Set
+	if p.want.Device.Key != p.have.Device.Key {
+		p.own = p.want.Device.Key.Public()
+		for r := range p.have.Peers[p.own].Prefixes.All() {
+			if _, routed := p.have.Routes[r]; routed {
 				early = early.With(r)
 			}
 		}
-		if !early.IsEmpty() {
-			ops = append(ops, RemoveRoutes{early})
+	}
+	if !early.IsEmpty() {
+		p.do(RemoveRoutes{early})
+	}
+	p.toRoute = make(map[netip.Prefix]struct{})
+	differ := func(r netip.Prefix) {
+		w, wanted := p.want.Routes[r]
+		h, there := p.have.Routes[r]
+		there = there && !early.Has(r)
+		switch {
+		case wanted && (!there || w != h):
+			p.toRoute[r] = struct{}{}
+		case there && !wanted:
+			p.unroute = append(p.unroute, r)
 		}
 	}
-	if d.Device {
-		if dev, differ := device(want.Device, have.Device); differ {
-			ops = append(ops, SetDevice{dev})
-		}
-		add, remove := prefixes.Diff(have.Addrs, want.Addrs)
-		addLocal, removeLocal := prefixes.Diff(have.Local, want.Local)
-		if !add.IsEmpty() {
-			ops = append(ops, AddAddrs{add})
-		}
-		if !addLocal.IsEmpty() {
-			ops = append(ops, AddLocal{addLocal})
-		}
-		if !removeLocal.IsEmpty() {
-			after = append(after, RemoveLocal{removeLocal})
-		}
-		if !remove.IsEmpty() {
-			after = append(after, RemoveAddrs{remove})
-		}
+	for r := range p.delta.Routes {
+		differ(r)
 	}
+	for r := range early.All() {
+		differ(r)
+	}
+}
 
-	keys := make([]key.Public, 0, len(d.Peers))
-	for k := range d.Peers {
-		keys = append(keys, k)
+// device plans the device, its addresses and local prefixes, and returns what is to come last.
+func (p *planner) device() (last []Op) {
+	if dev, differ := device(p.want.Device, p.have.Device); differ {
+		p.do(SetDevice{dev})
 	}
-	slices.SortFunc(keys, key.Public.Compare)
+	add, remove := prefixes.Diff(p.have.Addrs, p.want.Addrs)
+	addLocal, removeLocal := prefixes.Diff(p.have.Local, p.want.Local)
+	if !add.IsEmpty() {
+		p.do(AddAddrs{add})
+	}
+	if !addLocal.IsEmpty() {
+		p.do(AddLocal{addLocal})
+	}
+	if !removeLocal.IsEmpty() {
+		last = append(last, RemoveLocal{removeLocal})
+	}
+	if !remove.IsEmpty() {
+		last = append(last, RemoveAddrs{remove})
+	}
+	return last
+}
 
-	gained := make(map[netip.Prefix]struct{}) // taken from their old peer by the PutPeers
-	for _, k := range keys {
-		w, wanted := want.Peers[k]
+// putPeers plans new and changed peers, each followed by the routes into it: a peer that shook hands
+// may send at once, and what it asks for must find its way back.
+func (p *planner) putPeers() {
+	for _, k := range p.keys {
+		w, wanted := p.want.Peers[k]
 		if !wanted {
 			continue
 		}
-		h, there := have.Peers[k]
+		h, there := p.have.Peers[k]
 		add := w.Prefixes.Minus(h.Prefixes)
 		if there && add.IsEmpty() && !differs(Peer{w.Endpoint, w.Preshared, w.Keepalive, h.Prefixes}, h) {
 			continue
-		}
-		for p := range add.All() {
-			gained[p] = struct{}{}
 		}
 		put := Peer{Preshared: w.Preshared, Keepalive: w.Keepalive, Prefixes: add}
 		if w.Endpoint != h.Endpoint {
 			put.Endpoint = w.Endpoint
 		}
-		ops = append(ops, PutPeer{k, put})
+		p.do(PutPeer{k, put})
+		var routes []netip.Prefix
+		for r := range add.All() {
+			p.gained[r] = struct{}{}
+			if _, ok := p.toRoute[r]; ok {
+				routes = append(routes, r)
+			}
+		}
+		p.addRoutes(routes)
 	}
+}
 
-	var routes []Route
-	var unrouted []netip.Prefix
-	for r := range early.All() {
-		if w, wanted := want.Routes[r]; wanted {
-			routes = append(routes, Route{r, w})
-		}
+func (p *planner) addRoutes(routes []netip.Prefix) {
+	if len(routes) == 0 {
+		return
 	}
-	for r := range d.Routes {
-		if early.Has(r) {
-			continue
-		}
-		w, wanted := want.Routes[r]
-		h, there := have.Routes[r]
-		switch {
-		case wanted && (!there || w != h):
-			routes = append(routes, Route{r, w})
-		case there && !wanted:
-			unrouted = append(unrouted, r)
-		}
+	slices.SortFunc(routes, prefixes.Compare)
+	var add AddRoutes
+	for _, r := range routes {
+		add.Routes = append(add.Routes, Route{r, p.want.Routes[r]})
+		delete(p.toRoute, r)
 	}
-	if len(routes) > 0 {
-		ops = append(ops, AddRoutes{sortedRoutes(routes)})
-	}
-	if len(unrouted) > 0 {
-		ops = append(ops, RemoveRoutes{prefixes.Set{}.With(unrouted...)})
-	}
+	p.do(add)
+}
 
-	for _, k := range keys {
-		h, there := have.Peers[k]
+// takeAway plans what goes: peers, and prefixes that nobody took over.
+func (p *planner) takeAway() {
+	for _, k := range p.keys {
+		h, there := p.have.Peers[k]
 		if !there {
 			continue
 		}
-		w, wanted := want.Peers[k]
+		w, wanted := p.want.Peers[k]
 		if !wanted {
-			if k != own { // SetDevice took it
-				ops = append(ops, RemovePeer{k, h.Prefixes})
+			if k != p.own { // SetDevice took it
+				p.do(RemovePeer{k, h.Prefixes})
 			}
 			continue
 		}
-		lost := h.Prefixes.Minus(w.Prefixes)
 		var drop []netip.Prefix
-		for p := range lost.All() {
-			if _, taken := gained[p]; !taken {
-				drop = append(drop, p)
+		for r := range h.Prefixes.Minus(w.Prefixes).All() {
+			if _, taken := p.gained[r]; !taken {
+				drop = append(drop, r)
 			}
 		}
 		if len(drop) > 0 {
-			ops = append(ops, DropPrefixes{k, prefixes.Set{}.With(drop...)})
+			p.do(DropPrefixes{k, prefixes.Set{}.With(drop...)})
 		}
 	}
-	return append(ops, after...)
 }
 
 // device returns the SetDevice that want calls for: only what differs, and the key of a new device.

@@ -382,9 +382,23 @@ func (n *Net) putPeer(w *wireguard, o datapath.PutPeer) error {
 		}
 	})
 	if greet {
-		n.greet(w, o.Key)
+		n.toGreet = append(n.toGreet, o.Key)
 	}
 	return nil
+}
+
+// greetNew greets the peers that were put. It is done when the rest of an Apply is, so that what
+// follows a handshake at once finds its route back. n.op is held.
+func (n *Net) greetNew() {
+	n.mu.Lock()
+	w := n.wg
+	n.mu.Unlock()
+	for _, k := range n.toGreet {
+		if w != nil {
+			n.greet(w, k)
+		}
+	}
+	n.toGreet = nil
 }
 
 func (n *Net) dropPrefixes(w *wireguard, o datapath.DropPrefixes) error {

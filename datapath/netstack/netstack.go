@@ -59,7 +59,8 @@ type Net struct {
 	done    chan struct{} // closed by Close
 	tasks   sync.WaitGroup
 
-	op sync.Mutex // held by whatever reads or changes the device
+	op      sync.Mutex   // held by whatever reads or changes the device
+	toGreet []key.Public // of the Apply under way
 
 	mu      sync.Mutex // guards what follows; held shortly
 	wg      *wireguard // nil: there is no device
@@ -192,6 +193,7 @@ func (n *Net) announce() {
 func (n *Net) Apply(ctx context.Context, ops ...datapath.Op) error {
 	n.op.Lock()
 	defer n.op.Unlock()
+	defer n.greetNew()
 	return datapath.Each(ctx, ops, func(_ context.Context, op datapath.Op) error {
 		if n.isClosed() {
 			return errClosed
