@@ -20,8 +20,8 @@ import (
 type bind struct {
 	conn.Bind
 	watch   *watch
-	crosses func(from netip.AddrPort) bool // whether an arriving initiation is to be dropped
-	yields  func(to netip.AddrPort) bool   // whether one that is to be sent is dropped
+	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
+	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 
 	mu         sync.Mutex
 	port       uint16
@@ -128,7 +128,7 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 // from the host, sending from it fails, and the packet goes out from whichever address the host takes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
-		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to) {
+		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to, bufs[0]) {
 			return nil
 		}
 	}
@@ -141,6 +141,13 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 		return err
 	}
 	return b.Bind.Send(bufs, fresh)
+}
+
+// resend sends an initiation once more.
+func (b *bind) resend(msg []byte, to netip.AddrPort) {
+	if ep, err := b.Bind.ParseEndpoint(to.String()); err == nil {
+		_ = b.Bind.Send([][]byte{msg}, ep) // it was only one more try
+	}
 }
 
 // families returns in which families there are sockets.

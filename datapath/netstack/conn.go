@@ -368,6 +368,9 @@ func (c *udpConn) WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error) {
 }
 
 func (c *udpConn) write(b []byte, to *tcpip.FullAddress, dst netip.Addr) (n int, err error) {
+	if c.isClosed() {
+		return 0, c.opError("write", net.ErrClosed)
+	}
 	t := c.n.link.table.Load()
 	if v, _ := t.send(dst); v == unreachable {
 		return 0, c.opError("write", &WaitError{Addr: dst, Err: ErrNoRoute})

@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -154,9 +155,14 @@ func (n *Net) startObserving() {
 
 // greeting is the first handshake with a peer.
 type greeting struct {
-	step int
+	step int // an index of greetFirst and greetLast, or stepResend
 	next time.Time
 }
+
+const (
+	stepResend = -1 // the last initiation once more; stepAnew comes next
+	stepAnew   = 1
+)
 
 // The times after its creation at which a peer is greeted, as long as no handshake was completed. Two
 // nodes that learn of each other do so at different times, and what is said to one that knows nobody
@@ -175,7 +181,7 @@ func (n *Net) greet(w *wireguard, k key.Public) {
 		times = greetFirst
 	}
 	n.mu.Lock()
-	n.greets[k] = &greeting{1, time.Now().Add(times[1])}
+	n.greets[k] = &greeting{stepAnew, time.Now().Add(times[stepAnew])}
 	n.startObserving()
 	n.mu.Unlock()
 	initiate(w, k, false)
@@ -187,9 +193,13 @@ func (n *Net) greet(w *wireguard, k key.Public) {
 // halves, in which only one direction works. Therefore the node with the lesser key lets only one
 // initiation live, whichever it saw first: while its own is on its way it drops the one that arrives,
 // as the peer will answer; and with the peer's at hand it does not send its own.
+//
+// The one that lives may have come before the other node knew this one. So the same initiation is
+// sent once more, which is harmless to a node that is answering the first: it has its time stamp in it.
 type precedence struct {
 	key  key.Public
 	sent time.Time // the last initiation to it
+	msg  []byte    // and its text
 }
 
 const (
@@ -197,6 +207,9 @@ const (
 	crossing = 300 * time.Millisecond
 	// answering is for how long one that arrived counts as being answered.
 	answering = 100 * time.Millisecond
+	// crossed is when, after a drop, there is another try. wireguard-go must have dealt with the
+	// first by then, since it takes up the same one twice if it gets both at once.
+	crossed = 30 * time.Millisecond
 	// maxHeard bounds what strangers can have remembered.
 	maxHeard = 1024
 )
@@ -214,7 +227,7 @@ func (n *Net) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) 
 }
 
 // yields reports whether an initiation that is to be sent is dropped. It is called by the device.
-func (n *Net) yields(to netip.AddrPort) bool {
+func (n *Net) yields(to netip.AddrPort, msg []byte) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	to = uapi.Unmap(to)
@@ -224,10 +237,10 @@ func (n *Net) yields(to netip.AddrPort) bool {
 	}
 	if time.Since(n.heard[to]) < answering {
 		delete(n.heard, to) // once, lest a lost answer is waited for
-		n.greetAgain(p.key)
+		n.greetAgain(p.key, stepAnew)
 		return true
 	}
-	p.sent = time.Now()
+	p.sent, p.msg = time.Now(), bytes.Clone(msg)
 	return false
 }
 
@@ -245,16 +258,14 @@ func (n *Net) crosses(from netip.AddrPort) bool {
 		return false
 	}
 	p.sent = time.Time{} // once, lest both wait for the other
-	n.greetAgain(p.key)
+	n.greetAgain(p.key, stepResend)
 	return true
 }
 
-// greetAgain sees to it that there is another attempt, where there is no session yet: the initiation
-// that was let live may have come before the other node knew this one. mu is held.
-func (n *Net) greetAgain(k key.Public) {
-	p := n.peers[k]
-	if _, ok := n.greets[k]; !ok && p != nil && !p.shook {
-		n.greets[k] = &greeting{1, time.Now().Add(greetFirst[1])}
+// greetAgain has another try soon, where there is no session yet. mu is held.
+func (n *Net) greetAgain(k key.Public, step int) {
+	if p := n.peers[k]; p != nil && !p.shook {
+		n.greets[k] = &greeting{step, time.Now().Add(crossed)}
 		n.startObserving()
 	}
 }
@@ -325,8 +336,9 @@ func (n *Net) observe() {
 // greetDue carries out the greetings that are due.
 func (n *Net) greetDue(now time.Time) {
 	type due struct {
-		key  key.Public
-		anew bool
+		key key.Public
+		to  netip.AddrPort
+		msg []byte // to be sent once more; nil: a new one
 	}
 	var ks []due
 	n.mu.Lock()
@@ -343,11 +355,18 @@ func (n *Net) greetDue(now time.Time) {
 		if g.next.After(now) {
 			continue
 		}
+		if g.step == stepResend {
+			if f := n.first[p.endpoint]; f != nil && f.msg != nil {
+				ks = append(ks, due{k, p.endpoint, f.msg})
+			}
+			g.step, g.next = stepAnew, g.next.Add(greetFirst[stepAnew])
+			continue
+		}
+		ks = append(ks, due{key: k})
 		times := greetLast
 		if w.public.Compare(k) < 0 {
 			times = greetFirst
 		}
-		ks = append(ks, due{k, g.step > 0})
 		if g.step++; g.step == len(times) {
 			delete(n.greets, k)
 		} else {
@@ -356,7 +375,11 @@ func (n *Net) greetDue(now time.Time) {
 	}
 	n.mu.Unlock()
 	for _, d := range ks {
-		initiate(w, d.key, d.anew)
+		if d.msg != nil {
+			w.bind.resend(d.msg, d.to)
+		} else {
+			initiate(w, d.key, true)
+		}
 	}
 }
 
