@@ -1,255 +1,46 @@
 package core
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/key"
-	"github.com/warren-mesh/warren/mesh/identity"
-	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-// node is what is known of a node, this one included.
-type node struct {
-	id     string
-	known  bool // rec is a record that is believed
-	rec    record.Record
-	opened identity.Opened
-	key    key.Public
-
-	onDevice key.Public // the key whose wanted peer is this node's; zero: none
-
-	refused  bool         // some of what it claims
-	accepted prefixes.Set // of what it claims, what policy allows
-	claimed  prefixes.Set // what of it stands in Machine.claims
-	routable bool         // it is a peer on the device
-	won      prefixes.Set // what goes to it from here
-	gain     []netip.Prefix
-	loss     []netip.Prefix
-
-	trial trial
-}
-
-// records takes in a batch of the registry.
-func (m *Machine) records(now time.Time, in Records) {
-	m.clear(view.RegistryDown, "", "")
-	m.revision = in.Revision
-	m.changed = true
-	var seen map[string]bool
-	if in.Reset {
-		seen = make(map[string]bool, len(in.Put))
-	}
-	sawSelf := false
-	for _, o := range in.Put {
-		if in.Reset {
-			seen[o.Node] = true
-		}
-		if o.Node == m.cfg.Node {
-			sawSelf = true
-			m.sawSelf(now, o, in.Reset)
-			continue
-		}
-		m.put(now, o)
-	}
-	for _, id := range in.Deleted {
-		if id == m.cfg.Node {
-			m.lostSelf(now)
-		} else {
-			m.drop(now, id)
-		}
-	}
-	if !in.Reset {
-		return
-	}
-	for id := range m.nodes {
-		if !seen[id] && id != m.cfg.Node {
-			m.drop(now, id)
-		}
-	}
-	for k := range m.conditions { // of nodes that never had a good record
-		if k.kind == view.RecordRefused && !seen[k.node] {
-			m.clear(k.kind, k.node, k.subject)
-		}
-	}
-	if !sawSelf {
-		m.lostSelf(now)
-	}
-	if !m.reset {
-		m.reset, m.full = true, true
-	}
-}
-
-// put takes in one record of another node. What is not believed leaves the last good one in force,
-// unless it says that the node was revoked.
-func (m *Machine) put(now time.Time, o Opened) {
-	if o.Same {
-		return
-	}
-	if errors.Is(o.Err, identity.ErrRevoked) {
-		m.drop(now, o.Node)
-		m.raise(now, view.RecordRefused, o.Node, "", "revoked: "+o.Err.Error(), "enrol the node again if it is to come back")
-		return
-	}
-	if o.Err != nil {
-		msg := "its record is not believed: " + o.Err.Error()
-		if n := m.nodes[o.Node]; n != nil && n.known {
-			msg += "; the last good one stays in force"
-		}
-		m.raise(now, view.RecordRefused, o.Node, "", msg, "mend or restart the node, or delete its record")
-		return
-	}
-	m.clear(view.RecordRefused, o.Node, "")
-	n := m.nodes[o.Node]
-	if n == nil {
-		n = &node{id: o.Node}
-		m.nodes[o.Node] = n
-	}
-	if n.known && o.ValidAt(now) && record.Equal(n.rec, o.Record) && n.opened.NotBefore.Equal(o.NotBefore) && n.opened.NotAfter.Equal(o.NotAfter) {
-		return
-	}
-	m.bound(n, o.Opened)
-	if !o.ValidAt(now) {
-		// Set aside rather than forgotten: the bound may be ahead.
-		m.raise(now, view.RecordExpired, n.id, "", fmt.Sprintf("its record is valid from %v to %v", o.NotBefore, o.NotAfter), "renew the node's certificate")
-		m.believe(now, n, nil)
-		return
-	}
-	m.clear(view.RecordExpired, n.id, "")
-	m.believe(now, n, &o.Record)
-}
-
-func (m *Machine) bound(n *node, o identity.Opened) {
-	was, is := n.hasBound(), !o.NotBefore.IsZero() || !o.NotAfter.IsZero()
-	n.opened = o
-	if is && !was {
-		m.bounded++
-	} else if was && !is {
-		m.bounded--
-	}
-}
-
-func (n *node) hasBound() bool { return !n.opened.NotBefore.IsZero() || !n.opened.NotAfter.IsZero() }
-
-// expire applies the time bounds of records, and ends what lingers.
-func (m *Machine) expire(now time.Time) {
-	if m.bounded > 0 {
-		for _, n := range m.nodes {
-			if !n.hasBound() {
-				continue
-			}
-			if n.opened.ValidAt(now) != n.known {
-				m.put(now, Opened{Node: n.id, Opened: n.opened})
-			}
-		}
-	}
-	ended := false
-	for p, at := range m.lingering {
-		if !at.IsZero() && !now.Before(at) {
-			delete(m.lingering, p)
-			ended = true
-		}
-	}
-	if ended {
-		m.localChanged(now)
-	}
-	if m.doubles > 0 && now.Sub(m.doubledAt) > calm {
-		m.doubles = 0
-		m.clear(view.DuplicateNode, m.cfg.Node, "")
-	}
-}
-
-func (m *Machine) nextBound() time.Time {
-	var at time.Time
-	if m.bounded == 0 {
-		return at
-	}
-	for _, n := range m.nodes {
-		t := n.opened.NotBefore
-		if n.known {
-			t = n.opened.NotAfter.Add(1) // both bounds are included
-		}
-		if n.hasBound() && !t.IsZero() && t.After(time.Unix(0, 1)) && (at.IsZero() || t.Before(at)) {
-			at = t
-		}
-	}
-	return at
-}
-
-// drop forgets a node.
-func (m *Machine) drop(now time.Time, id string) {
-	n := m.nodes[id]
-	for _, k := range []view.Kind{view.RecordRefused, view.RecordExpired, view.EndpointUnusable, view.NoHandshake} {
-		m.clear(k, id, "")
-	}
-	if n == nil {
-		return
-	}
-	if n.refused {
-		m.clearAll(view.PrefixRefused, id, nil)
-	}
-	m.bound(n, identity.Opened{})
-	m.believe(now, n, nil)
-	delete(m.nodes, id)
-	m.changed = true
-}
-
-// believe makes r the record of n in force; nil: it has none.
-func (m *Machine) believe(now time.Time, n *node, r *record.Record) {
-	m.changed = true
-	m.unsettled[n] = struct{}{}
-	m.touched[n] = struct{}{}
-	if r == nil {
-		if n.known {
-			m.claimKey(n, key.Public{})
-		}
-		if n.known {
-			m.countEndpoints(n.rec.Endpoints, -1)
-		}
-		n.known, n.accepted = false, prefixes.Set{}
-		return
-	}
-	old := n.rec
-	if !n.known {
-		old = record.Record{}
-	}
-	n.rec = *r
-	if n.key != r.Key || !n.known {
-		m.claimKey(n, r.Key)
-		n.trial = trial{}
-	}
-	n.known = true
-	n.accepted = m.policy(now, n, r.Reachable())
-	m.candidates(now, n, old)
-}
-
-// claimKey makes k the key that n claims; the zero key is none. All who claim the old or the new one
-// are to be settled again.
+// claimKey makes k the key that n claims; the zero key is none. Those whose standing that changes are to
+// be settled again: the first of all who claim the old or the new key, and the others where that changed.
 func (m *Machine) claimKey(n *node, k key.Public) {
-	touch := func(k key.Public) {
-		for _, id := range m.byKey[k] {
-			m.unsettled[m.nodes[id]] = struct{}{}
-			m.touched[m.nodes[id]] = struct{}{}
-		}
+	if n.key == k {
+		return
 	}
-	if !n.key.IsZero() {
-		touch(n.key)
-		if left := remove(m.byKey[n.key], n.id); len(left) > 0 {
-			m.byKey[n.key] = left
+	change := func(k key.Public, f func([]string, string) []string) {
+		if k.IsZero() {
+			return
+		}
+		was := m.byKey[k]
+		is := f(was, n.id)
+		if len(is) > 0 {
+			m.byKey[k] = is
 		} else {
-			delete(m.byKey, n.key)
+			delete(m.byKey, k)
+		}
+		for _, ids := range [][]string{was, is} {
+			if len(was) > 0 && len(is) > 0 && was[0] == is[0] {
+				ids = ids[:1]
+			}
+			for _, id := range ids {
+				m.unsettle(m.nodes[id])
+				m.touch(m.nodes[id])
+			}
 		}
 	}
+	change(n.key, remove)
 	n.key = k
-	if !k.IsZero() {
-		m.byKey[k] = insert(m.byKey[k], n.id)
-		touch(k)
-	}
+	change(k, insert)
 }
 
 // Bounds of what is accepted without being asked for (rule 23), in bits of the prefix length.
@@ -298,7 +89,7 @@ func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.
 		m.raise(now, view.PrefixRefused, n.id, p.String(), "prefix "+p.String()+" "+why, "allow it with Config.Accept, or stop announcing it")
 	}
 	if len(keep) > 0 || n.refused {
-		m.clearAll(view.PrefixRefused, n.id, keep)
+		m.clearBut(view.PrefixRefused, n.id, keep)
 	}
 	n.refused = len(keep) > 0
 	return claimed.Without(refused...)
@@ -306,17 +97,19 @@ func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.
 
 // settleClaims brings what n claims in the index in line with what it may claim.
 func (m *Machine) settleClaims(now time.Time, n *node) {
-	has := n.known && len(m.byKey[n.key]) > 0 && m.byKey[n.key][0] == n.id
-	routable := has && n != m.self && n.key != m.pub
+	var ids []string
 	if n.known {
-		m.keyConflict(now, n, has)
-	} else {
-		m.clear(view.KeyConflict, n.id, "")
+		ids = m.byKey[n.key]
 	}
+	m.keyConflict(now, n, ids)
+	has := len(ids) > 0 && ids[0] == n.id
+	// This node's own prefixes are its own whoever has its key elsewhere, and its own key is no peer's.
 	var target prefixes.Set
 	if has || n == m.self {
 		target = n.accepted
 	}
+	routable := has && n.key != m.pub
+
 	added, removed := prefixes.Diff(n.claimed, target)
 	for p := range removed.All() {
 		list, _ := m.claims.Get(p)
@@ -325,86 +118,54 @@ func (m *Machine) settleClaims(now time.Time, n *node) {
 		} else {
 			m.claims.Delete(p)
 		}
-		m.stale[p] = struct{}{}
+		m.stale = append(m.stale, p)
 	}
 	for p := range added.All() {
 		list, _ := m.claims.Get(p)
 		m.claims.Insert(p, insert(list, n.id))
-		m.stale[p] = struct{}{}
+		m.stale = append(m.stale, p)
 	}
 	if routable != n.routable {
 		n.routable = routable
-		m.touched[n] = struct{}{}
+		m.touch(n)
 		for p := range target.All() {
-			m.stale[p] = struct{}{}
+			m.stale = append(m.stale, p)
 		}
 	}
 	n.claimed = target
 }
 
-func (m *Machine) keyConflict(now time.Time, n *node, has bool) {
-	ids := m.byKey[n.key]
+// keyConflict tells n what became of its key, which ids claim. Messages name one other: a cloned image
+// may run a thousand times.
+func (m *Machine) keyConflict(now time.Time, n *node, ids []string) {
 	if len(ids) < 2 {
 		m.clear(view.KeyConflict, n.id, "")
 		return
 	}
-	msg := fmt.Sprintf("its key %s is also claimed by %v; %s has it, the others are set aside", n.key.Short(), without(ids, n.id), ids[0])
+	msg := fmt.Sprintf("its key %s is also claimed by %s, which has it; this node is set aside", n.key.Short(), ids[0])
+	if ids[0] == n.id {
+		msg = fmt.Sprintf("its key %s is also claimed by %d others, the first is %s; they are set aside", n.key.Short(), len(ids)-1, ids[1])
+	}
 	m.raise(now, view.KeyConflict, n.id, "", msg, "give every node a key of its own: remove the key file of the copied one")
 }
 
-func without(ids []string, id string) []string {
-	return slices.DeleteFunc(slices.Clone(ids), func(s string) bool { return s == id })
+// bar is why the winner of a prefix does not get it here.
+type bar struct {
+	node string
+	kind view.Kind
 }
 
 // assign decides who has prefix p here: of all who claim it the lowest node ID (rule 10), unless it
-// would take from this node what is its own or connected to it (rule 13).
+// would take from this node what is its own or connected to it (rule 13), or would loop (rule 14).
 func (m *Machine) assign(now time.Time, p netip.Prefix) {
 	ids, _ := m.claims.Get(p)
+	m.prefixConflict(now, p, ids)
 	to := ""
-	if len(ids) > 0 {
-		if w := m.nodes[ids[0]]; w != nil && w.routable {
-			to = ids[0]
-		}
+	if len(ids) > 0 && m.nodes[ids[0]].routable {
+		to = ids[0]
 	}
-	subject := p.String()
-	for _, id := range m.losers[p] {
-		if len(ids) < 2 || !slices.Contains(ids[1:], id) {
-			m.clear(view.PrefixConflict, id, subject)
-		}
-	}
-	delete(m.losers, p)
-	if len(ids) > 1 {
-		m.losers[p] = ids[1:]
-		for _, id := range ids[1:] {
-			m.raise(now, view.PrefixConflict, id, subject, fmt.Sprintf("prefix %s is claimed by %v; the lowest node ID, %s, has it everywhere", p, ids, ids[0]),
-				"let just one node announce it")
-		}
-	}
-	if to != "" && m.guard.CoversPrefix(p) {
-		if !slices.Contains(ids, m.cfg.Node) {
-			m.raise(now, view.LocalWins, to, subject, fmt.Sprintf("prefix %s lies in a network of this node", p), "")
-			if was := m.inside[p]; was != to {
-				m.clear(view.LocalWins, was, subject)
-			}
-			m.inside[p] = to
-		}
+	if m.barredFrom(now, p, to) {
 		to = ""
-	} else if was, ok := m.inside[p]; ok {
-		m.clear(view.LocalWins, was, subject)
-		delete(m.inside, p)
-	}
-
-	if at, loops := m.loops(p); to != "" && loops {
-		if was := m.looping[p]; was != to {
-			m.clear(view.EndpointLoops, was, subject)
-		}
-		m.looping[p] = to
-		m.raise(now, view.EndpointLoops, to, subject, fmt.Sprintf("prefix %s has the endpoint %v of a node inside, so the tunnel would go through itself", p, at),
-			"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes")
-		to = ""
-	} else if was, ok := m.looping[p]; ok {
-		m.clear(view.EndpointLoops, was, subject)
-		delete(m.looping, p)
 	}
 
 	from, _ := m.assigned.Get(p)
@@ -412,9 +173,9 @@ func (m *Machine) assign(now time.Time, p netip.Prefix) {
 		return
 	}
 	m.changed = true
-	if n := m.nodes[from]; from != "" && n != nil {
+	if n := m.nodes[from]; n != nil {
 		n.loss = append(n.loss, p)
-		m.touched[n] = struct{}{}
+		m.touch(n)
 	}
 	m.touchRoute(p)
 	if to == "" {
@@ -424,11 +185,78 @@ func (m *Machine) assign(now time.Time, p netip.Prefix) {
 	}
 	n := m.nodes[to]
 	n.gain = append(n.gain, p)
-	m.touched[n] = struct{}{}
+	m.touch(n)
 	m.assigned.Insert(p, to)
 	m.want.Routes[p] = m.sourceFor(p)
 }
 
+// prefixConflict tells the losers of p that they are, and those who no longer are. While the winner is
+// the same it is silent to all others: a prefix that thousands announce by mistake is to cost no more
+// than the one that comes or goes.
+func (m *Machine) prefixConflict(now time.Time, p netip.Prefix, ids []string) {
+	told := m.contested[p]
+	if len(told) == 0 && len(ids) < 2 {
+		return
+	}
+	var lost, losers []string
+	if len(told) > 0 {
+		lost = told[1:]
+	}
+	if len(ids) > 1 {
+		losers = ids[1:]
+		m.contested[p] = ids
+	} else {
+		delete(m.contested, p)
+	}
+	subject := p.String()
+	onlyIn(lost, losers, func(id string) { m.clear(view.PrefixConflict, id, subject) })
+	if len(losers) == 0 {
+		return
+	}
+	if len(told) > 0 && told[0] != ids[0] {
+		lost = nil // whom they lost to is another
+	}
+	onlyIn(losers, lost, func(id string) {
+		m.raise(now, view.PrefixConflict, id, subject, fmt.Sprintf("prefix %s is also claimed by %s, the lowest node ID, which has it everywhere", p, ids[0]),
+			"let just one node announce it")
+	})
+}
+
+// barredFrom reports whether the node called to, which won p, must not have it here, and says why.
+func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
+	subject := p.String()
+	var is bar
+	at, loops := netip.Addr{}, false
+	switch {
+	case to == "":
+	case m.guard.CoversPrefix(p):
+		is = bar{to, view.LocalWins}
+	default:
+		if at, loops = m.loops(p); loops {
+			is = bar{to, view.EndpointLoops}
+		}
+	}
+	if was := m.barred[p]; was != is {
+		if was.kind != "" {
+			m.clear(was.kind, was.node, subject)
+		}
+		if is.kind != "" {
+			m.barred[p] = is
+		} else {
+			delete(m.barred, p)
+		}
+	}
+	switch is.kind {
+	case view.LocalWins:
+		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s lies in a network of this node", p), "")
+	case view.EndpointLoops:
+		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s has the endpoint %v of a node inside, so the tunnel would go through itself", p, at),
+			"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes")
+	}
+	return is.kind != ""
+}
+
+// withheld says why p, which n claims, does not go to it from here.
 func (m *Machine) withheld(n *node, p netip.Prefix) view.Withheld {
 	w := view.Withheld{Node: n.id, Prefix: p}
 	ids, _ := m.claims.Get(p)
@@ -437,40 +265,48 @@ func (m *Machine) withheld(n *node, p netip.Prefix) view.Withheld {
 		w.Kind = view.PrefixRefused
 	case !n.routable:
 		w.Kind, w.Winner = view.KeyConflict, m.byKey[n.key][0]
+		if w.Winner == n.id { // but the key is this node's, too
+			w.Winner = m.cfg.Node
+		}
 	case len(ids) > 0 && ids[0] != n.id:
 		w.Kind, w.Winner = view.PrefixConflict, ids[0]
-	case m.looping[p] == n.id:
-		w.Kind = view.EndpointLoops
 	default:
-		w.Kind, w.Winner = view.LocalWins, m.cfg.Node
+		if w.Kind = m.barred[p].kind; w.Kind == view.LocalWins {
+			w.Winner = m.cfg.Node
+		}
 	}
 	return w
 }
 
+// leave takes n's wanted peer away where it is no peer any more, or has another key.
+func (m *Machine) leave(n *node) {
+	old := n.onDevice
+	if old.IsZero() || old == n.key && n.routable {
+		return
+	}
+	n.onDevice = key.Public{}
+	delete(m.peerOf, old)
+	delete(m.want.Peers, old)
+	m.touchPeer(old)
+	m.out.Left = append(m.out.Left, n.id)
+	m.endTrial(n)
+}
+
 // refresh brings the wanted peer of n up to date.
-func (m *Machine) refresh(n *node) {
+func (m *Machine) refresh(now time.Time, n *node) {
 	if len(n.gain)+len(n.loss) > 0 {
 		n.won = n.won.Without(n.loss...).With(n.gain...)
 		n.gain, n.loss = nil, nil
-	}
-	if old := n.onDevice; !old.IsZero() && (old != n.key || !n.routable) {
-		if m.peerOf[old] == n.id {
-			delete(m.peerOf, old)
-			delete(m.want.Peers, old)
-			m.touchPeer(old)
-		}
-		n.onDevice = key.Public{}
-		m.news.Left = append(m.news.Left, n.id)
-		m.endTrial(n)
 	}
 	if !n.routable {
 		return
 	}
 	if n.onDevice.IsZero() {
-		m.news.Joined = append(m.news.Joined, n.id)
+		n.onDevice = n.key
+		m.peerOf[n.key] = n.id
+		m.out.Joined = append(m.out.Joined, n.id)
+		m.beginTrial(now, n)
 	}
-	n.onDevice = n.key
-	m.peerOf[n.key] = n.id
 	want := datapath.Peer{Endpoint: n.trial.wanted(), Keepalive: m.keepalive(), Prefixes: n.won}
 	if old, ok := m.want.Peers[n.key]; !ok || old != want {
 		m.want.Peers[n.key] = want
@@ -480,20 +316,13 @@ func (m *Machine) refresh(n *node) {
 
 func (m *Machine) touchPeer(k key.Public) {
 	m.dirty.Peers[k] = struct{}{}
-	m.again(resource{peer: k})
+	m.again(resource{kind: aPeer, peer: k})
 	m.changed = true
 }
 
 func (m *Machine) touchRoute(p netip.Prefix) {
 	m.dirty.Routes[p] = struct{}{}
-	m.again(resource{route: p})
-}
-
-// again ends the wait of a resource of which something else is wanted now (rule 8).
-func (m *Machine) again(r resource) {
-	if _, ok := m.retry[r]; ok {
-		m.retry[r] = attempt{}
-	}
+	m.again(resource{kind: aRoute, prefix: p})
 }
 
 func (m *Machine) keepalive() time.Duration {

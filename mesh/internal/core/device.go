@@ -11,30 +11,114 @@ import (
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/mesh/view"
+	"github.com/warren-mesh/warren/prefixes"
 )
 
-// resource is what is retried by itself: the device with its addresses, one peer, or one route.
-type resource struct {
-	device bool
-	peer   key.Public
-	route  netip.Prefix
+// device is what is known of the device, and what is to be done to it.
+type device struct {
+	have *datapath.Model // nil: to be read first
+	// doubt: have is not what the device is. An op failed, and what it left behind is not known, or a
+	// device was set, and what the driver chose for it is not.
+	doubt    bool
+	set      bool // the device was set without an error, which the reading is to confirm
+	stats    map[key.Public]datapath.Stats
+	host     datapath.Host
+	adopted  bool                    // it was there at the start, with this node's key
+	found    map[key.Public]struct{} // peers it then had that are nobody's yet
+	reading  bool                    // asked for
+	applying bool
+	readAt   time.Time // read the device then
+	lastRead time.Time
+	readFail int       // in a row
+	pollTill time.Time // while an endpoint is on trial
+	settled  bool
+
+	full    bool           // want and have may differ in anything
+	dirty   datapath.Delta // else in this
+	held    datapath.Delta // what waits for something in retry
+	flushAt time.Time      // when that is planned
+	retry   map[resource]attempt
 }
 
+const minRepair = time.Second // between readings that a change from outside causes
+
+func newDelta() datapath.Delta {
+	return datapath.Delta{Peers: make(map[key.Public]struct{}), Routes: make(map[netip.Prefix]struct{})}
+}
+
+// resource is what fails and is retried by itself.
+type resource struct {
+	kind   resourceKind
+	prefix netip.Prefix // of an address, a route, or what is accepted here
+	peer   key.Public
+}
+
+type resourceKind uint8
+
+const (
+	theDevice resourceKind = iota
+	anAddress
+	aLocal
+	aRoute
+	aPeer
+)
+
 func (r resource) String() string {
-	switch {
-	case r.device:
-		return "device"
-	case r.route.IsValid():
-		return "route " + r.route.String()
+	switch r.kind {
+	case anAddress:
+		return "address " + r.prefix.Addr().String()
+	case aLocal:
+		return "local " + r.prefix.String()
+	case aRoute:
+		return "route " + r.prefix.String()
+	case aPeer:
+		return "peer " + r.peer.String()
 	}
-	return "peer " + r.peer.String()
+	return "device"
+}
+
+// resources names what an op is about.
+func resources(op datapath.Op) []resource {
+	each := func(kind resourceKind, s prefixes.Set) []resource {
+		rs := make([]resource, 0, s.Len())
+		for p := range s.All() {
+			rs = append(rs, resource{kind: kind, prefix: p})
+		}
+		return rs
+	}
+	switch o := op.(type) {
+	case datapath.AddAddrs:
+		return each(anAddress, o.Addrs)
+	case datapath.RemoveAddrs:
+		return each(anAddress, o.Addrs)
+	case datapath.AddLocal:
+		return each(aLocal, o.Prefixes)
+	case datapath.RemoveLocal:
+		return each(aLocal, o.Prefixes)
+	case datapath.RemoveRoutes:
+		return each(aRoute, o.Prefixes)
+	case datapath.AddRoutes:
+		rs := make([]resource, len(o.Routes))
+		for i, r := range o.Routes {
+			rs[i] = resource{kind: aRoute, prefix: r.Prefix}
+		}
+		return rs
+	case datapath.PutPeer:
+		return []resource{{kind: aPeer, peer: o.Key}}
+	case datapath.DropPrefixes:
+		return []resource{{kind: aPeer, peer: o.Key}}
+	case datapath.RemovePeer:
+		return []resource{{kind: aPeer, peer: o.Key}}
+	}
+	return []resource{{kind: theDevice}}
 }
 
 // attempt is a resource that failed.
 type attempt struct {
 	failures  int
-	next      time.Time
-	permanent bool // until what is wanted of it changes
+	next      time.Time // zero: with the next plan, since something else is wanted of it now
+	permanent bool      // until something else is wanted of it
+	about     string    // the node of its condition
 }
 
 func (a attempt) due(now time.Time) bool { return !a.permanent && !now.Before(a.next) }
@@ -54,60 +138,309 @@ func (m *Machine) delay(what string, n int) time.Duration {
 	return d*3/4 + time.Duration(h.Sum32()%1024)*(d/2)/1024
 }
 
-// plan returns the ops for what is dirty or to be retried, and leaves out what is still to wait.
+// busy: an answer is awaited.
+func (m *Machine) busy() bool { return m.reading || m.applying }
+
+// trusted: have is what the device is, as far as can be told.
+func (m *Machine) trusted() bool { return m.have != nil && !m.doubt }
+
+// ours: there is a device, and it is this node's.
+func (m *Machine) ours() bool { return m.have != nil && m.have.State().Device.Key == m.cfg.Key }
+
+func (m *Machine) readDue(now time.Time) bool {
+	return m.have == nil && m.readFail == 0 || !m.readAt.IsZero() && !now.Before(m.readAt)
+}
+
+func (m *Machine) readSoon(at time.Time) {
+	if m.readFail == 0 && (m.readAt.IsZero() || at.Before(m.readAt)) {
+		m.readAt = at
+	}
+}
+
+// pending: there is something to plan that need not wait for a retry.
+func (m *Machine) pending() bool {
+	return m.full || m.dirty.Device || len(m.dirty.Peers)+len(m.dirty.Routes) > 0
+}
+
+// stuck: there is no device, and it is not time to try to make one. Nothing can be put on what is not there.
+func (m *Machine) stuck(now time.Time) bool {
+	a, failed := m.retry[resource{kind: theDevice}]
+	return failed && !a.due(now) && !m.have.State().Device.Exists()
+}
+
+func (m *Machine) planDue(now time.Time) bool {
+	if !m.trusted() || m.stuck(now) {
+		return false
+	}
+	if m.pending() && !now.Before(m.flushAt) {
+		return true
+	}
+	for _, a := range m.retry {
+		if !a.next.IsZero() && a.due(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// deviceWake names the times at which act has something to do.
+func (m *Machine) deviceWake(now time.Time, at func(time.Time)) {
+	if m.busy() {
+		return
+	}
+	at(m.readAt)
+	switch {
+	case !m.trusted():
+		return
+	case m.stuck(now):
+		if a := m.retry[resource{kind: theDevice}]; !a.permanent {
+			at(a.next)
+		}
+		return
+	}
+	if m.pending() {
+		at(m.flushAt)
+	}
+	for _, a := range m.retry {
+		if !a.permanent {
+			at(a.next)
+		}
+	}
+}
+
+// plan returns the ops for what is dirty or to be retried. What is still to wait, and what relies on that,
+// is left as it is.
 func (m *Machine) plan(now time.Time) []datapath.Op {
 	have := m.have.State()
-	if a, ok := m.retry[resource{device: true}]; ok && !a.due(now) && !have.Device.Exists() {
-		m.full, m.flushAt = true, a.next // nothing can be put on what is not there
-		return nil
-	}
 	d := m.dirty
 	if m.full {
 		d = datapath.Differences(m.want, have)
+	} else {
+		add(&d, m.held)
 	}
-	m.clearDirty()
-	m.full = false
-	m.flushAt = time.Time{}
-	var tried []resource
+	m.dirty, m.held, m.full, m.flushAt = newDelta(), newDelta(), false, time.Time{}
+	if len(m.retry) == 0 {
+		return m.timely(datapath.PlanDelta(m.want, have, d))
+	}
+
+	var due []resource
 	for r, a := range m.retry {
+		if !m.differs(r, have) { // it came right by itself, or is no longer wanted
+			m.worked(r)
+			continue
+		}
+		if a.due(now) {
+			due = append(due, r)
+		}
 		switch {
-		case a.due(now):
-			tried = append(tried, r)
-			switch {
-			case r.device:
-				d.Device = true
-			case r.route.IsValid():
-				d.Routes[r.route] = struct{}{}
-			default:
-				d.Peers[r.peer] = struct{}{}
-			}
-		case r.device:
-			d.Device = false
-		case r.route.IsValid():
-			delete(d.Routes, r.route)
-		default:
+		case r.kind == aPeer && a.due(now):
+			d.Peers[r.peer] = struct{}{}
+		case r.kind == aPeer:
 			delete(d.Peers, r.peer)
+		case r.kind == aRoute && a.due(now):
+			d.Routes[r.prefix] = struct{}{}
+		case r.kind == aRoute:
+			delete(d.Routes, r.prefix)
+		case a.due(now):
+			d.Device = true
 		}
 	}
-	m.close(&d, have)
-	ops := datapath.PlanDelta(m.want, have, d)
-	if len(tried) > 0 {
-		at := make(map[resource]bool)
-		for _, op := range ops {
-			for _, r := range resources(op) {
-				at[r] = true
-			}
-		}
-		for _, r := range tried {
-			if !at[r] { // it came right by itself, or is no longer wanted
-				m.opWorked(r)
-			}
+	want := m.holdBack(now, &d, have)
+	ops := m.timely(m.without(now, datapath.PlanDelta(want, have, d), have))
+
+	at := make(map[resource]bool)
+	for _, op := range ops {
+		for _, r := range resources(op) {
+			at[r] = true
 		}
 	}
+	for _, r := range due {
+		if !at[r] { // others' ops put it right, or it waits for others
+			m.worked(r)
+		}
+	}
+	return ops
+}
+
+func add(d *datapath.Delta, more datapath.Delta) {
+	d.Device = d.Device || more.Device
+	maps.Copy(d.Peers, more.Peers)
+	maps.Copy(d.Routes, more.Routes)
+}
+
+// waits reports whether r failed and is not to be tried yet.
+func (m *Machine) waits(now time.Time, r resource) bool {
+	a, failed := m.retry[r]
+	return failed && !a.due(now)
+}
+
+// differs reports whether the device is other than wanted in r.
+func (m *Machine) differs(r resource, have datapath.State) bool {
+	switch r.kind {
+	case theDevice:
+		want := datapath.State{Device: m.want.Device}
+		return len(datapath.Plan(want, datapath.State{Device: have.Device})) > 0
+	case anAddress:
+		return m.want.Addrs.Has(r.prefix) != have.Addrs.Has(r.prefix)
+	case aLocal:
+		return m.want.Local.Has(r.prefix) != have.Local.Has(r.prefix)
+	case aRoute:
+		w, wanted := m.want.Routes[r.prefix]
+		h, there := have.Routes[r.prefix]
+		return wanted != there || w != h
+	}
+	w, wanted := m.want.Peers[r.peer]
+	h, there := have.Peers[r.peer]
+	if !w.Endpoint.IsValid() {
+		w.Endpoint = h.Endpoint
+	}
+	return wanted != there || wanted && w != h
+}
+
+// holdBack makes d safe to be planned by itself though parts of it wait, and returns what to plan it
+// with. A prefix whose new peer waits stays with its old one, as does a prefix whose route waits to be
+// removed; a route waits for its peer. New peers that do not wait are added. What is held back is planned
+// again with whatever is retried next.
+func (m *Machine) holdBack(now time.Time, d *datapath.Delta, have datapath.State) datapath.State {
+	todo := make([]key.Public, 0, len(d.Peers))
+	for k := range d.Peers {
+		todo = append(todo, k)
+	}
+	// heir has the wanted peer of prefix p take it in the same plan. It reports false where that peer waits.
+	heir := func(p netip.Prefix, id string) bool {
+		k := m.nodes[id].key
+		if o, has := m.have.Owner(p); has && o == k {
+			return true
+		}
+		if m.waits(now, resource{kind: aPeer, peer: k}) {
+			return false
+		}
+		if _, in := d.Peers[k]; !in {
+			d.Peers[k] = struct{}{}
+			todo = append(todo, k)
+		}
+		return true
+	}
+	// heirs does so for all whose prefixes overlap p: addresses that p has may be theirs.
+	heirs := func(p netip.Prefix) bool {
+		ok := true
+		for q, id := range m.assigned.Subnets(p) {
+			ok = heir(q, id) && ok
+		}
+		for q, id := range m.assigned.Supernets(p) {
+			ok = heir(q, id) && ok
+		}
+		return ok
+	}
+	hold := func(p netip.Prefix) {
+		delete(d.Routes, p)
+		m.held.Routes[p] = struct{}{}
+	}
+	for p := range d.Routes {
+		if id, wanted := m.assigned.Get(p); wanted {
+			if !heir(p, id) {
+				hold(p)
+			}
+		} else if !heirs(p) {
+			hold(p)
+		}
+	}
+	kept := make(map[key.Public]prefixes.Set) // peers that keep more than is wanted of them
+	for len(todo) > 0 {
+		k := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		var keep []netip.Prefix
+		for p := range have.Peers[k].Prefixes.Minus(m.want.Peers[k].Prefixes).All() {
+			_, routed := have.Routes[p]
+			_, wanted := m.want.Routes[p]
+			switch {
+			case !heirs(p), routed && !wanted && m.waits(now, resource{kind: aRoute, prefix: p}):
+				keep = append(keep, p)
+				if routed && !wanted {
+					hold(p)
+				}
+			case routed && !wanted:
+				d.Routes[p] = struct{}{}
+			}
+		}
+		if len(keep) > 0 {
+			kept[k] = prefixes.Must(keep...)
+			m.held.Peers[k] = struct{}{}
+		}
+	}
+	want := m.want
+	if len(kept) > 0 {
+		want.Peers = make(map[key.Public]datapath.Peer, len(d.Peers))
+		for k := range d.Peers {
+			if p, ok := m.want.Peers[k]; ok {
+				want.Peers[k] = p
+			}
+		}
+		for k, more := range kept {
+			p, wanted := want.Peers[k]
+			if !wanted { // all that it had but for what it is to be rid of
+				p = have.Peers[k]
+				p.Prefixes = prefixes.Set{}
+			}
+			p.Prefixes = p.Prefixes.Union(more)
+			want.Peers[k] = p
+		}
+	}
+	return want
+}
+
+// without returns ops less what waits of the device, its addresses, and what is accepted here.
+func (m *Machine) without(now time.Time, ops []datapath.Op, have datapath.State) []datapath.Op {
+	less := func(kind resourceKind, s prefixes.Set) prefixes.Set {
+		var wait []netip.Prefix
+		for p := range s.All() {
+			if m.waits(now, resource{kind: kind, prefix: p}) {
+				wait = append(wait, p)
+			}
+		}
+		return s.Without(wait...)
+	}
+	var kept []datapath.Op
+	for _, op := range ops {
+		empty := false
+		switch o := op.(type) {
+		case datapath.SetDevice:
+			empty = m.waits(now, resource{kind: theDevice})
+		case datapath.AddAddrs:
+			o.Addrs = less(anAddress, o.Addrs)
+			op, empty = o, o.Addrs.IsEmpty()
+		case datapath.RemoveAddrs:
+			// A host drops the routes from an address with it.
+			o.Addrs = less(anAddress, o.Addrs)
+			for p := range o.Addrs.All() {
+				for r, a := range m.retry {
+					if r.kind == aRoute && !a.due(now) && have.Routes[r.prefix] == p.Addr() {
+						o.Addrs = o.Addrs.Without(p)
+						m.held.Device = true
+					}
+				}
+			}
+			op, empty = o, o.Addrs.IsEmpty()
+		case datapath.AddLocal:
+			o.Prefixes = less(aLocal, o.Prefixes)
+			op, empty = o, o.Prefixes.IsEmpty()
+		case datapath.RemoveLocal:
+			o.Prefixes = less(aLocal, o.Prefixes)
+			op, empty = o, o.Prefixes.IsEmpty()
+		}
+		if !empty {
+			kept = append(kept, op)
+		}
+	}
+	return kept
+}
+
+// timely returns ops less what is not to be done yet: before everything is known, nothing is taken away
+// (rule 1).
+func (m *Machine) timely(ops []datapath.Op) []datapath.Op {
 	if m.reset {
 		return ops
 	}
-	// Rule 1: before everything is known, nothing is taken away.
 	kept := ops[:0]
 	for _, op := range ops {
 		switch op.(type) {
@@ -119,187 +452,173 @@ func (m *Machine) plan(now time.Time) []datapath.Op {
 	return kept
 }
 
-// close adds to d what its parts rely on: where a peer loses a prefix, the route into it and the peers
-// that are to have it or a part of it; for a route, the peer it leads to.
-func (m *Machine) close(d *datapath.Delta, have datapath.State) {
-	todo := make([]key.Public, 0, len(d.Peers))
-	for k := range d.Peers {
-		todo = append(todo, k)
-	}
-	addOwner := func(p netip.Prefix) {
-		id, ok := m.assigned.Get(p)
-		if !ok {
-			return
-		}
-		k := m.nodes[id].key
-		if o, has := m.have.Owner(p); has && o == k {
-			return
-		}
-		if _, in := d.Peers[k]; !in {
-			d.Peers[k] = struct{}{}
-			todo = append(todo, k)
-		}
-	}
-	for r := range d.Routes {
-		addOwner(r)
-	}
-	for len(todo) > 0 {
-		k := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		for p := range have.Peers[k].Prefixes.Minus(m.want.Peers[k].Prefixes).All() {
-			if src, routed := have.Routes[p]; routed {
-				if w, wanted := m.want.Routes[p]; !wanted || w != src {
-					d.Routes[p] = struct{}{}
-				}
-			}
-			for q := range m.assigned.Subnets(p) {
-				addOwner(q)
-			}
-			for q := range m.assigned.Supernets(p) {
-				addOwner(q)
-			}
-		}
-	}
-}
-
 // applied takes in how the ops of the last plan went.
 func (m *Machine) applied(now time.Time, in Applied) {
-	m.applying = false
-	m.changed = true
-	failed := make(map[resource]error)
-	other, gone := false, false
-	for f := range datapath.Failures(in.Err) {
-		rs := resources(f.Op)
-		if f.Op == nil {
-			other = true
-			m.raise(now, view.OpFailed, "", "device", "applying changes: "+f.Err.Error(), "it is retried")
-		}
-		for _, r := range rs {
-			if was, known := failed[r]; !known || errors.Is(was, datapath.ErrSkipped) {
-				failed[r] = f
-			}
-		}
-		gone = gone || errors.Is(f.Err, datapath.ErrNoDevice)
-	}
-	for _, op := range in.Ops {
-		for _, r := range resources(op) {
-			if err, bad := failed[r]; bad {
-				if gone && !r.device {
-					continue // it fails with the device, and comes with it
-				}
-				m.opFailed(now, r, err)
-			} else {
-				m.opWorked(r)
-			}
-		}
-	}
-	if in.Err == nil {
-		m.clear(view.OpFailed, "", "device")
-	}
-	created := false
+	m.applying, m.changed = false, true
+	set := false
 	for _, op := range in.Ops {
 		if _, ok := op.(datapath.SetDevice); ok {
-			created = true
+			set = true
 		}
 	}
-	if in.Err != nil || created {
-		// What a failed op left behind, and what the driver chose for a new device, has to be seen.
-		m.reading = false
-		m.readAt = now
-		if other {
-			m.full = true
-			m.flushAt = now.Add(m.delay("apply", 1))
+	if in.Err != nil {
+		m.failures(now, in, set)
+	} else {
+		m.set = set
+		if len(m.retry) > 0 {
+			for _, op := range in.Ops {
+				for _, r := range resources(op) {
+					if r.kind != theDevice {
+						m.worked(r)
+					}
+				}
+			}
 		}
+	}
+	if in.Err != nil || set {
+		m.doubt, m.readAt = true, now
 		return
 	}
 	for _, op := range in.Ops {
 		if err := m.have.Do(op); err != nil {
-			m.readAt = now
+			m.doubt, m.readAt = true, now
 			return
 		}
+		switch o := op.(type) {
+		case datapath.RemovePeer:
+			delete(m.stats, o.Key)
+		case datapath.AddAddrs, datapath.RemoveAddrs, datapath.AddLocal, datapath.RemoveLocal:
+			m.recordStale = true
+		}
 	}
+}
+
+// failures sorts out which resources failed and which did not. set: the device was among them.
+func (m *Machine) failures(now time.Time, in Applied, set bool) {
+	sent := make(map[resource]error)
 	for _, op := range in.Ops {
-		if r, ok := op.(datapath.RemovePeer); ok {
-			delete(m.stats, r.Key)
+		for _, r := range resources(op) {
+			sent[r] = nil
 		}
 	}
-}
-
-// resources names what an op is about.
-func resources(op datapath.Op) []resource {
-	switch o := op.(type) {
-	case nil:
-		return nil
-	case datapath.PutPeer:
-		return []resource{{peer: o.Key}}
-	case datapath.DropPrefixes:
-		return []resource{{peer: o.Key}}
-	case datapath.RemovePeer:
-		return []resource{{peer: o.Key}}
-	case datapath.AddRoutes:
-		rs := make([]resource, len(o.Routes))
-		for i, r := range o.Routes {
-			rs[i].route = r.Prefix
+	var whole error // of all ops that have no failure of their own
+	gone := false
+	for f := range datapath.Failures(in.Err) {
+		gone = gone || errors.Is(f.Err, datapath.ErrNoDevice)
+		if f.Op == nil {
+			whole = f.Err
+			continue
 		}
-		return rs
-	case datapath.RemoveRoutes:
-		rs := make([]resource, 0, o.Prefixes.Len())
-		for p := range o.Prefixes.All() {
-			rs = append(rs, resource{route: p})
-		}
-		return rs
-	}
-	return []resource{{device: true}}
-}
-
-func (m *Machine) opFailed(now time.Time, r resource, err error) {
-	a := m.retry[r]
-	a.failures++
-	a.permanent = errors.Is(err, errors.ErrUnsupported)
-	a.next = now.Add(m.delay(r.String(), a.failures))
-	node := m.peerOf[r.peer]
-	if r.device && errors.Is(err, datapath.ErrPortInUse) {
-		msg, remedy := err.Error(), "free the port, or allow others: a range of listen ports, or any"
-		if m.cfg.PortFirst != 0 && m.cfg.PortLast > m.cfg.PortFirst {
-			next := m.port + 1
-			if m.port >= m.cfg.PortLast {
-				next = m.cfg.PortFirst // all were tried: now wait
-			} else {
-				a.next = now
+		for _, r := range resources(f.Op) {
+			was, known := sent[r]
+			if !known {
+				whole = f
+			} else if was == nil || errors.Is(was, datapath.ErrSkipped) {
+				sent[r] = f
 			}
-			m.port = next
-			m.want.Device.ListenPort = next
 		}
-		m.raise(now, view.PortInUse, m.cfg.Node, "", msg, remedy)
-		m.retry[r] = a
-		return
+	}
+	for r, err := range sent {
+		if err == nil {
+			err = whole
+		}
+		switch {
+		case r.kind != theDevice && gone && set:
+			// It fails with the device, and comes with it.
+		case err != nil:
+			m.failed(now, r, err)
+		case r.kind == theDevice:
+			m.set = true
+		default:
+			m.worked(r)
+		}
+	}
+}
+
+// again ends the wait of a resource of which something else is wanted now (rule 8).
+func (m *Machine) again(r resource) {
+	if a, ok := m.retry[r]; ok {
+		m.retry[r] = attempt{about: a.about}
+	}
+}
+
+// failed notes that r failed: it is retried alone, unless it only relied on something that is.
+func (m *Machine) failed(now time.Time, r resource, err error) {
+	if errors.Is(err, datapath.ErrSkipped) {
+		return // the next plan sees to it, and to what is to be held back
+	}
+	a := m.retry[r]
+	if r.kind == theDevice && errors.Is(err, datapath.ErrPortInUse) {
+		m.raise(now, view.PortInUse, m.cfg.Node, "", err.Error(), "free the port, or allow others: a range of listen ports, or any")
+		if d := &m.want.Device; m.cfg.PortFirst != 0 && m.cfg.PortLast > m.cfg.PortFirst {
+			if d.ListenPort < m.cfg.PortLast {
+				d.ListenPort++
+				a.next = now
+				m.retry[r] = a
+				return
+			}
+			d.ListenPort = m.cfg.PortFirst // all were tried: now wait
+		}
+	} else {
+		a.about = m.about(r)
+		a.permanent = errors.Is(err, errors.ErrUnsupported)
+		remedy := "it is retried"
+		if a.permanent {
+			remedy = "this datapath cannot do it"
+		}
+		m.raise(now, view.OpFailed, a.about, r.String(), err.Error(), remedy)
+	}
+	a.failures++
+	a.next = now.Add(m.delay(r.String(), a.failures))
+	if m.isDirty(r) {
+		a = attempt{about: a.about} // what failed is not what is wanted now
 	}
 	m.retry[r] = a
-	if errors.Is(err, datapath.ErrSkipped) {
-		return // what it relied on has the condition
-	}
-	remedy := "it is retried"
-	if a.permanent {
-		remedy = "this datapath cannot do it"
-	}
-	m.raise(now, view.OpFailed, node, r.String(), err.Error(), remedy)
 }
 
-func (m *Machine) opWorked(r resource) {
-	if r.device {
-		m.clear(view.PortInUse, m.cfg.Node, "")
+// about returns the node that r belongs to.
+func (m *Machine) about(r resource) string {
+	switch r.kind {
+	case aPeer:
+		return m.peerOf[r.peer]
+	case aRoute:
+		id, _ := m.assigned.Get(r.prefix)
+		return id
 	}
-	if _, ok := m.retry[r]; !ok {
+	return m.cfg.Node
+}
+
+func (m *Machine) isDirty(r resource) bool {
+	var is bool
+	switch r.kind {
+	case aPeer:
+		_, is = m.dirty.Peers[r.peer]
+	case aRoute:
+		_, is = m.dirty.Routes[r.prefix]
+	case aLocal:
+		is = m.dirty.Device
+	}
+	return is
+}
+
+// worked notes that r is as wanted.
+func (m *Machine) worked(r resource) {
+	a, ok := m.retry[r]
+	if !ok {
 		return
 	}
 	delete(m.retry, r)
-	subject := r.String()
-	for k := range m.conditions {
-		if k.kind == view.OpFailed && k.subject == subject {
-			m.clear(k.kind, k.node, k.subject)
-		}
+	if len(m.retry) == 0 {
+		m.retry = make(map[resource]attempt) // a map that was large once is slow to walk ever after
+	}
+	m.clear(view.OpFailed, a.about, r.String())
+	if r.kind == theDevice {
+		m.clear(view.PortInUse, m.cfg.Node, "")
 	}
 }
+
+// errNotTaken is the failure of a device that says it was set and reads as if it was not.
+var errNotTaken = errors.New("the device says that it was set, and is not as it was set")
 
 // readingDone takes in what the device is.
 func (m *Machine) readingDone(now time.Time, in Reading) {
@@ -311,48 +630,67 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 		m.raise(now, view.DeviceUnreadable, m.cfg.Node, "", "the device cannot be read: "+in.Err.Error(), "it is retried")
 		return
 	}
-	m.readFail = 0
 	m.clear(view.DeviceUnreadable, m.cfg.Node, "")
-	first := m.have == nil
-	if first {
-		m.adopted = in.State.Device.Key == m.cfg.Key
-	}
-	exists := in.State.Device.Exists()
-	if m.started && m.existed && !exists {
-		// It was taken away, so the next one is another: its sessions are new.
-		m.starts.Generation++
-	}
-	m.existed = exists
-	hostWas := m.host
-	m.host = in.State.Host
-	before := m.have
-	m.have = datapath.NewModel(in.State)
-	m.readAt = now.Add(m.cfg.Audit)
-	if m.want.Device.ListenPort != 0 && m.cfg.PortLast > m.cfg.PortFirst {
-		// Within the range, the port the device has is as good as any.
-		if p := in.State.Device.ListenPort; p >= m.cfg.PortFirst && p <= m.cfg.PortLast {
-			m.port, m.want.Device.ListenPort = p, p
-		}
-	}
-	if hostWas != m.host || first {
-		if hostWas.Connected != m.host.Connected {
-			m.localChanged(now)
-		}
-		if hostWas.Underlay != m.host.Underlay || first {
-			for p := range m.claims.All() {
-				m.stale[p] = struct{}{}
-			}
-		}
-		for _, n := range m.nodes {
-			if n.known && n != m.self {
-				m.candidates(now, n, n.rec)
-			}
-		}
-	}
-	if before == nil || !before.State().Device.Exists() != !exists || !maps.Equal(m.stats, in.State.Stats) {
+	first, was, wasOurs := m.have == nil, m.host, m.ours()
+	if first || m.have.State().Device.Exists() != in.State.Device.Exists() || !maps.Equal(m.stats, in.State.Stats) {
 		m.changed = true
 	}
+	m.readFail = 0
+	m.readAt = now.Add(m.cfg.Audit)
+	m.host = in.State.Host
+	m.have = datapath.NewModel(in.State)
+	if first {
+		m.adopted = m.ours()
+		m.found = make(map[key.Public]struct{}, len(in.State.Peers))
+		for k := range in.State.Peers {
+			m.found[k] = struct{}{}
+		}
+	}
+	if wasOurs && !m.ours() {
+		m.lostDevice()
+	}
+	m.judgeDevice(now)
+	if m.host != was || first {
+		if m.host.Connected != was.Connected {
+			m.localChanged(now)
+		}
+		if m.host.Underlay != was.Underlay || first {
+			for p := range m.claims.All() {
+				m.stale = append(m.stale, p)
+			}
+		}
+		m.recheckCandidates(now)
+	}
 	m.observe(now, in.State)
-	m.full = true
-	m.flushAt = now
+	m.recordStale = true
+	m.full, m.flushAt = true, now
+}
+
+// lostDevice takes in that the device was taken away or is another: its sessions are gone, and whatever
+// failed on it may work on the next one.
+func (m *Machine) lostDevice() {
+	if m.started {
+		m.starts.Generation++
+	}
+	m.adopted = false
+	for r := range m.retry {
+		if r.kind != theDevice {
+			m.again(r)
+		}
+	}
+}
+
+// judgeDevice finds out whether the last SetDevice did what it said, and takes the port that the device
+// has where that is as good as the one asked for.
+func (m *Machine) judgeDevice(now time.Time) {
+	is := m.have.State().Device
+	if p := is.ListenPort; m.cfg.PortLast > m.cfg.PortFirst && p >= m.cfg.PortFirst && p <= m.cfg.PortLast && m.cfg.PortFirst != 0 {
+		m.want.Device.ListenPort = p
+	}
+	if the := (resource{kind: theDevice}); !m.differs(the, m.have.State()) {
+		m.worked(the)
+	} else if m.set {
+		m.failed(now, the, errNotTaken)
+	}
+	m.doubt, m.set = false, false
 }

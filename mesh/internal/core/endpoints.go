@@ -19,7 +19,6 @@ import (
 type trial struct {
 	candidates []netip.AddrPort
 	index      int
-	began      time.Time // of the whole search
 	proven     bool
 
 	// Of the candidate now tried.
@@ -43,34 +42,38 @@ const (
 	// initiation and emptyPacket are sizes of WireGuard's messages in bytes.
 	initiation  = 148
 	emptyPacket = 32
+
+	pollEvery = time.Second // while an endpoint is on trial
+	pollFor   = time.Minute // then the audits are enough
 )
 
 // wanted is the endpoint to ask of the device; the zero one leaves what it has.
 func (t *trial) wanted() netip.AddrPort {
-	if t.proven || len(t.candidates) == 0 {
+	if t.proven {
 		return netip.AddrPort{}
 	}
-	return t.candidates[t.index%len(t.candidates)]
+	return t.current()
 }
 
-// candidates takes in the endpoints of the record of n, which was old before.
-func (m *Machine) candidates(now time.Time, n *node, old record.Record) {
+// current is the candidate that is on trial, or was last.
+func (t *trial) current() netip.AddrPort {
+	if len(t.candidates) == 0 {
+		return netip.AddrPort{}
+	}
+	return t.candidates[t.index]
+}
+
+// candidates takes in the endpoints of n's record, or what has changed about using them. The device that
+// the record was about before had the given generation.
+func (m *Machine) candidates(now time.Time, n *node, generation uint64) {
 	t := &n.trial
-	was := t.wanted()
+	was := t.current()
 	var unusable []string
 	t.candidates = nil
-	m.countEndpoints(old.Endpoints, -1)
-	m.countEndpoints(n.rec.Endpoints, 1)
 	for _, e := range n.rec.Endpoints {
-		ap := netip.AddrPortFrom(e.Addr, e.Port)
-		switch {
-		case !e.Addr.IsValid() || e.Addr.Zone() != "":
-			unusable = append(unusable, e.String())
-		case m.have != nil && (e.Addr.Is4() && !m.host.IPv4 || e.Addr.Is6() && !m.host.IPv6):
-			unusable = append(unusable, e.String())
-		case slices.ContainsFunc(m.rec.Endpoints, func(own record.Endpoint) bool { return own == e }):
-			unusable = append(unusable, e.String())
-		default:
+		if why := m.unusable(e); why != "" {
+			unusable = append(unusable, e.String()+" "+why)
+		} else if ap := netip.AddrPortFrom(e.Addr, e.Port); !slices.Contains(t.candidates, ap) {
 			t.candidates = append(t.candidates, ap)
 		}
 	}
@@ -80,43 +83,54 @@ func (m *Machine) candidates(now time.Time, n *node, old record.Record) {
 	} else {
 		m.clear(view.EndpointUnusable, n.id, "")
 	}
-	m.touched[n] = struct{}{}
+	m.touch(n)
+	same := slices.Index(t.candidates, was)
+	t.index = max(same, 0)
 	switch {
+	case n.onDevice.IsZero() || n.onDevice != n.key:
+		// The trial begins when it is a peer.
 	case t.proven:
 		// A device created anew has lost its sessions. Where it is now is not where it was, unless the
 		// record still says so.
-		at := netip.AddrPort{}
-		if m.have != nil {
-			at = m.have.State().Peers[n.key].Endpoint
+		if n.rec.Generation != generation && len(t.candidates) > 0 && !slices.Contains(t.candidates, m.endpointOf(n)) {
+			m.search(now, n, 0)
 		}
-		if n.rec.Generation != old.Generation && len(t.candidates) > 0 && !slices.Contains(t.candidates, at) {
-			m.try(now, n, 0)
-			m.search(now, n)
-		}
-	case t.began.IsZero():
-		// A device that was adopted knows the peer already.
-		if s := m.stats[n.key]; !s.LastHandshake.IsZero() && m.have != nil && m.have.State().Peers[n.key].Endpoint.IsValid() {
-			t.proven, t.received, t.heardAt, t.sentThen = true, s.Received, now, s.Sent
-			return
-		}
-		m.try(now, n, 0)
-		m.search(now, n)
-	default:
-		if i := slices.Index(t.candidates, was); i >= 0 {
-			t.index = i
-		} else if len(t.candidates) > 0 {
-			m.try(now, n, 0)
-			m.search(now, n)
+	case same < 0:
+		m.search(now, n, 0)
+	}
+}
+
+func (m *Machine) unusable(e record.Endpoint) string {
+	switch {
+	case !e.Addr.IsValid():
+		return "is a name"
+	case e.Addr.Zone() != "":
+		return "has a zone"
+	case m.have != nil && e.Addr.Is4() && !m.host.IPv4:
+		return "is IPv4, which this host has not"
+	case m.have != nil && e.Addr.Is6() && !m.host.IPv6:
+		return "is IPv6, which this host has not"
+	case slices.Contains(m.rec.Endpoints, e):
+		return "is this node's own"
+	}
+	return ""
+}
+
+// recheckCandidates looks at everyone's endpoints again, after what makes them usable has changed.
+func (m *Machine) recheckCandidates(now time.Time) {
+	for _, n := range m.nodes {
+		if n.known && n != m.self {
+			m.candidates(now, n, n.rec.Generation)
 		}
 	}
 }
 
-// search begins a search: the device is read often until it is over, or has gone on for long.
-func (m *Machine) search(now time.Time, n *node) {
-	n.trial.began = now
-	m.unproven++
-	m.pollTill = maxTime(m.pollTill, now.Add(pollFor))
-	m.readSoon(now.Add(pollEvery))
+// endpointOf returns where the device has n.
+func (m *Machine) endpointOf(n *node) netip.AddrPort {
+	if m.have == nil {
+		return netip.AddrPort{}
+	}
+	return m.have.State().Peers[n.key].Endpoint
 }
 
 // countEndpoints keeps count of the addresses that others may be reached at. A prefix with one of them
@@ -135,7 +149,7 @@ func (m *Machine) countEndpoints(es []record.Endpoint, by int) {
 		}
 		if m.have != nil && m.host.Underlay == datapath.UnderlayShared {
 			for q := range m.claims.Supernets(p) {
-				m.stale[q] = struct{}{}
+				m.stale = append(m.stale, q)
 			}
 		}
 	}
@@ -153,35 +167,63 @@ func (m *Machine) loops(p netip.Prefix) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// try puts the i-th candidate of n on trial.
-func (m *Machine) try(now time.Time, n *node, i int) {
-	s := m.stats[n.key]
-	t := &n.trial
-	t.index, t.proven, t.sentAt, t.sent, t.shook = i, false, time.Time{}, s.Sent, s.LastHandshake
-	m.touched[n] = struct{}{}
+// beginTrial begins the search for n, which becomes a peer on the device. A device that was found running
+// may know it already, with its session, and wherever it has roamed to.
+func (m *Machine) beginTrial(now time.Time, n *node) {
+	n.trial = trial{candidates: n.trial.candidates}
+	_, found := m.found[n.key]
+	delete(m.found, n.key)
+	if s := m.stats[n.key]; found && !s.LastHandshake.IsZero() && m.endpointOf(n).IsValid() {
+		n.trial.proven = true
+		n.trial.heard(now, s)
+		return
+	}
+	m.search(now, n, 0)
 }
 
 // endTrial forgets what was learned of the device's peer for n, which is gone.
 func (m *Machine) endTrial(n *node) {
 	m.clear(view.NoHandshake, n.id, "")
-	t := n.trial
-	n.trial = trial{candidates: t.candidates, began: t.began}
+	n.trial = trial{candidates: n.trial.candidates}
+}
+
+// try puts the i-th candidate of n on trial.
+func (m *Machine) try(n *node, i int) {
+	s := m.stats[n.key]
+	t := &n.trial
+	t.index, t.proven, t.sentAt, t.sent, t.shook = i, false, time.Time{}, s.Sent, s.LastHandshake
+	m.touch(n)
+}
+
+// search tries the candidates of n from the i-th on, and has the device read often for a while.
+func (m *Machine) search(now time.Time, n *node, i int) {
+	m.try(n, i)
+	if len(n.trial.candidates) > 0 {
+		m.pollTill = maxTime(m.pollTill, now.Add(pollFor))
+		m.readSoon(now.Add(pollEvery))
+	}
+}
+
+// heard notes that the proven endpoint answers.
+func (t *trial) heard(now time.Time, s datapath.Stats) {
+	t.shook, t.received, t.heardAt, t.sentThen = s.LastHandshake, s.Received, now, s.Sent
 }
 
 // observe takes in what the device counted.
 func (m *Machine) observe(now time.Time, st datapath.State) {
 	m.stats = st.Stats
-	m.unproven = 0
+	open := false
 	for _, n := range m.nodes {
-		if !n.routable {
+		if n.opened.ValidAt(now) != n.known && n != m.self {
+			m.judge(now, n) // the wall clock was set back, across a bound
+		}
+		if !n.routable || n.onDevice != n.key {
 			continue
 		}
 		m.observeNode(now, n, st)
-		if !n.trial.proven && len(n.trial.candidates) > 0 {
-			m.unproven++
-		}
+		open = open || !n.trial.proven && len(n.trial.candidates) > 0
 	}
-	if m.unproven > 0 && now.Before(m.pollTill) {
+	if open && now.Before(m.pollTill) {
 		m.readSoon(now.Add(pollEvery))
 	}
 }
@@ -193,36 +235,36 @@ func (m *Machine) observeNode(now time.Time, n *node, st datapath.State) {
 	if !there {
 		// The peer was lost, or is still to be put: whatever comes is new.
 		if t.proven {
-			m.try(now, n, t.index)
-			m.search(now, n)
+			m.search(now, n, t.index)
 		}
 		t.sent, t.shook, t.sentAt = 0, time.Time{}, time.Time{}
 		return
 	}
 	if s.Sent < t.sent || s.LastHandshake.Before(t.shook) { // a peer created anew counts from zero
-		t.sent, t.shook = 0, time.Time{}
+		t.sent, t.shook, t.sentAt = 0, time.Time{}, time.Time{}
 		t.received, t.sentThen, t.heardAt = 0, 0, now
 	}
-	if !t.proven {
-		if s.LastHandshake.After(t.shook) {
-			t.proven, t.shook = true, s.LastHandshake
-			t.received, t.heardAt, t.sentThen = s.Received, now, s.Sent
-			m.touched[n] = struct{}{}
-			m.clear(view.NoHandshake, n.id, "")
-			m.changed = true
-			return
-		}
-		m.silentTrial(now, n, s)
-		return
-	}
-	if s.LastHandshake.After(t.shook) || s.Received != t.received {
-		if s.LastHandshake.After(t.shook) {
+	switch {
+	case s.LastHandshake.After(t.shook) || t.proven && s.Received != t.received:
+		if !t.proven || s.LastHandshake.After(t.shook) {
 			m.changed = true
 		}
+		if !t.proven {
+			t.proven = true
+			m.touch(n)
+		}
+		t.heard(now, s)
 		m.clear(view.NoHandshake, n.id, "")
-		t.shook, t.received, t.heardAt, t.sentThen = s.LastHandshake, s.Received, now, s.Sent
-		return
+	case t.proven:
+		m.silentProven(now, n, p, s)
+	default:
+		m.silentTrial(now, n, s)
 	}
+}
+
+// silentProven judges a proven endpoint from which nothing came since the last reading.
+func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapath.Stats) {
+	t := &n.trial
 	quiet := now.Sub(t.heardAt)
 	idle := uint64(2 * initiation)
 	if k := m.keepalive(); k > 0 {
@@ -231,16 +273,11 @@ func (m *Machine) observeNode(now time.Time, n *node, st datapath.State) {
 	if quiet < silence || s.Sent-t.sentThen < idle {
 		return
 	}
-	at := p.Endpoint
-	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, at, quiet.Round(time.Second)),
+	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
 		"see that the node runs and that its UDP port can be reached")
-	if i := slices.IndexFunc(t.candidates, func(c netip.AddrPort) bool { return c != at }); i >= 0 {
-		next := slices.Index(t.candidates, at) + 1
-		if next > 0 {
-			i = next % len(t.candidates)
-		}
-		m.try(now, n, i)
-		m.search(now, n)
+	next := slices.Index(t.candidates, p.Endpoint) + 1 // the first, where it has roamed to elsewhere
+	if next < len(t.candidates) || next > 1 {
+		m.search(now, n, next%len(t.candidates))
 		return
 	}
 	t.heardAt, t.sentThen = now, s.Sent
@@ -264,7 +301,7 @@ func (m *Machine) silentTrial(now time.Time, n *node, s datapath.Stats) {
 	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("no handshake so far, tried %v", t.candidates),
 		"see that the node runs, that it has this node's record, and that its UDP port can be reached")
 	if len(t.candidates) > 1 {
-		m.try(now, n, (t.index+1)%len(t.candidates))
+		m.try(n, (t.index+1)%len(t.candidates))
 		return
 	}
 	t.sentAt, t.sent = time.Time{}, s.Sent

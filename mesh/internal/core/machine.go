@@ -100,17 +100,18 @@ type Opened struct {
 	Same bool // the very bytes of last time; the rest is then empty
 }
 
-// Output is what is to be done, in this order. The answers are Inputs of later Steps.
+// Output is what is to be done, in this order. The answers are Inputs of later Steps. Until the answer to
+// Read or Ops has come, neither is asked for again.
 type Output struct {
 	Starts  *Starts        // keep these, before anything else
 	Read    bool           // read the device
 	Ops     []datapath.Op  // apply these
 	Publish *record.Record // put this to the registry, in place of any earlier one not yet put
 	Settle  bool           // what the device was told is complete
-	Wake    time.Time      // Step with a Tick then, if nothing comes before
+	Wake    time.Time      // Step with a Tick then, if nothing comes before; zero: no need
 	Changed bool           // the View is another
 
-	// For the log.
+	// For the log, sorted.
 	Raised, Cleared []view.Condition
 	Joined, Left    []string // peers on the device, by node ID
 }
@@ -129,55 +130,30 @@ type Machine struct {
 	claims     bart.Table[[]string]      // who claims a prefix, by node ID: the first has it
 	assigned   bart.Table[string]        // which peer has it here
 	peerOf     map[key.Public]string     // whose peer that is on the device
-	losers     map[netip.Prefix][]string // who has a condition about it
-	inside     map[netip.Prefix]string   // whose prefix is withheld because it lies in a local network
-	looping    map[netip.Prefix]string   // whose prefix is withheld because an endpoint lies inside
+	contested  map[netip.Prefix][]string // prefixes with several claims, as they were last told of
+	barred     map[netip.Prefix]bar      // prefixes that their winner does not get here
 	endpointAt bart.Table[int]           // how many nodes may be reached at an address
-	bounded    int                       // nodes whose record has a time bound
+	bounds     bounds                    // nodes by when their record begins or ends
 
 	// What this node is.
 	snapshot  prefixes.Snapshot
 	own       prefixes.Set               // announced
-	lingering map[netip.Prefix]time.Time // withdrawn, until when accepted; zero: not published yet
+	lingering map[netip.Prefix]time.Time // withdrawn, until when accepted; zero: the record without it is not out yet
 	guard     prefixes.Set               // never routed into the mesh
 	source    [2]netip.Addr              // for routes, IPv4 and IPv6
-	port      uint16                     // asked for
-	starts    Starts
-	started   bool // starts are settled
-	rec       record.Record
-	published bool
-	republish time.Time // put the record again then; zero: no need
-	doubles   int       // foreign records seen in a row
-	doubledAt time.Time
-	had       record.Record // what the registry had of this node at the start
-	adopted   bool          // the device was there at the start, with our key
+	publisher
 
-	// What was touched and not yet brought up to date.
-	unsettled map[*node]struct{}
-	stale     map[netip.Prefix]struct{}
-	touched   map[*node]struct{}
+	// What was touched and not yet brought up to date. Slices, because a map that was large once costs
+	// as much to walk ever after.
+	unsettled []*node
+	touched   []*node
+	stale     []netip.Prefix // may have duplicates
 
-	// The device.
-	want     datapath.State
-	have     *datapath.Model // nil: to be read first
-	stats    map[key.Public]datapath.Stats
-	host     datapath.Host
-	dirty    datapath.Delta
-	full     bool // compare everything
-	flushAt  time.Time
-	retry    map[resource]attempt
-	reading  bool // asked for
-	applying bool
-	readAt   time.Time // read the device then
-	lastRead time.Time
-	readFail int
-	settled  bool
-	existed  bool // there was a device at the last reading
-	unproven int
-	pollTill time.Time
+	want datapath.State
+	device
 
-	conditions map[condKey]view.Condition
-	news       Output // of this Step, for the log
+	conditions map[string]map[conditionID]view.Condition // by node
+	out        Output                                    // of this Step
 	ready      bool
 	changed    bool
 	version    uint64
@@ -185,36 +161,33 @@ type Machine struct {
 
 // New returns a Machine that knows nothing yet.
 func New(cfg Config) *Machine {
+	pub := cfg.Key.Public()
 	m := &Machine{
-		cfg: cfg, pub: cfg.Key.Public(), starts: cfg.Starts,
+		cfg: cfg, pub: pub,
+		self:  &node{id: cfg.Node, key: pub, known: true, slot: noSlot},
 		nodes: make(map[string]*node), byKey: make(map[key.Public][]string), peerOf: make(map[key.Public]string),
-		losers: make(map[netip.Prefix][]string), inside: make(map[netip.Prefix]string), looping: make(map[netip.Prefix]string), lingering: make(map[netip.Prefix]time.Time),
-		unsettled: make(map[*node]struct{}), stale: make(map[netip.Prefix]struct{}), touched: make(map[*node]struct{}),
-		retry: make(map[resource]attempt), conditions: make(map[condKey]view.Condition),
-		port: cfg.PortFirst,
+		contested: make(map[netip.Prefix][]string), barred: make(map[netip.Prefix]bar),
+		lingering:  make(map[netip.Prefix]time.Time),
+		publisher:  publisher{starts: cfg.Starts, recordStale: true},
+		conditions: make(map[string]map[conditionID]view.Condition),
+		want: datapath.State{
+			Device: datapath.Device{Key: cfg.Key, ListenPort: cfg.PortFirst, Mark: cfg.Mark, MTU: cfg.MTU},
+			Addrs:  cfg.Addresses,
+			Routes: make(map[netip.Prefix]netip.Addr),
+			Peers:  make(map[key.Public]datapath.Peer),
+		},
+		device: device{dirty: newDelta(), held: newDelta(), retry: make(map[resource]attempt), full: true},
 	}
-	m.want = datapath.State{
-		Device: datapath.Device{Key: cfg.Key, ListenPort: m.port, Mark: cfg.Mark, MTU: cfg.MTU},
-		Addrs:  cfg.Addresses,
-		Routes: make(map[netip.Prefix]netip.Addr),
-		Peers:  make(map[key.Public]datapath.Peer),
-	}
-	m.clearDirty()
-	m.full = true
-	m.self = &node{id: cfg.Node, key: m.pub, known: true}
 	m.nodes[cfg.Node] = m.self
-	m.byKey[m.pub] = []string{cfg.Node}
+	m.byKey[pub] = []string{cfg.Node}
 	return m
 }
 
-func (m *Machine) clearDirty() {
-	m.dirty = datapath.Delta{Peers: make(map[key.Public]struct{}), Routes: make(map[netip.Prefix]struct{})}
-}
-
 // Step takes one input in at the time now and returns what is to be done. Times never go back: where a
-// clock is stepped, the caller's monotonic reading is what counts.
+// clock is stepped, the caller's monotonic reading is what counts. The same inputs at the same times give
+// the same outputs.
 func (m *Machine) Step(now time.Time, in Input) Output {
-	m.changed, m.news = false, Output{}
+	m.changed, m.out = false, Output{}
 	switch in := in.(type) {
 	case Records:
 		m.records(now, in)
@@ -233,125 +206,105 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 		// Another program that keeps undoing what is done here is not to be raced.
 		m.readSoon(maxTime(now, m.lastRead.Add(minRepair)))
 	}
-	m.expire(now)
+	m.crossBounds(now)
+	m.calmDown(now)
+	m.publish(now)
+	m.endLinger(now)
 	m.settle(now)
-	out := m.decide(now)
+	m.act(now)
+	m.out.Wake = m.wake(now)
 	if m.changed {
 		m.version++
 	}
-	out.Changed = m.changed
-	out.Raised, out.Cleared, out.Joined, out.Left = m.news.Raised, m.news.Cleared, m.news.Joined, m.news.Left
-	return out
+	m.out.Changed = m.changed
+	view.Sort(m.out.Raised)
+	view.Sort(m.out.Cleared)
+	slices.Sort(m.out.Joined)
+	slices.Sort(m.out.Left)
+	return m.out
 }
 
-const (
-	minRepair = time.Second // between readings that a change from outside causes
-	pollEvery = time.Second // while an endpoint is on trial
-	pollFor   = time.Minute // then the audits are enough
-)
-
-// decide returns what is to be done now, and when to look again.
-func (m *Machine) decide(now time.Time) Output {
-	var out Output
-	m.ownRecord(now, &out)
-	if m.reading || m.applying {
-		return out
+// settle brings the indexes and the wanted State up to date for what was touched.
+func (m *Machine) settle(now time.Time) {
+	for _, n := range m.unsettled {
+		n.unsettled = false
+		m.settleClaims(now, n)
 	}
-	if m.have == nil || !m.readAt.IsZero() && !now.Before(m.readAt) {
-		if m.readFail == 0 || !now.Before(m.readAt) {
-			m.reading, out.Read = true, true
-			return out
-		}
+	m.unsettled = emptied(m.unsettled)
+	for _, p := range m.stale {
+		m.assign(now, p)
 	}
-	if m.have != nil && m.due(now) {
-		out.Ops = m.plan(now)
-		m.applying = len(out.Ops) > 0
-		if m.applying {
-			return out
-		}
+	m.stale = m.stale[:0]
+	// A key may pass from one node to another, so all leave before any joins.
+	for _, n := range m.touched {
+		m.leave(n)
 	}
-	if m.have != nil && m.reset && !m.full && !m.pending() && !m.settled && m.have.State().Device.Exists() {
-		m.settled, m.ready, m.changed, out.Settle = true, true, true, true
+	for _, n := range m.touched {
+		m.refresh(now, n)
+		n.touched = false
 	}
-	out.Wake = m.wake()
-	return out
+	m.touched = emptied(m.touched)
+	if m.pending() && m.flushAt.IsZero() {
+		m.flushAt = now.Add(m.cfg.Window)
+	}
 }
 
-func (m *Machine) pending() bool {
-	return m.full || m.dirty.Device || len(m.dirty.Peers)+len(m.dirty.Routes) > 0
+// emptied keeps the memory of list but not what it points to.
+func emptied(list []*node) []*node {
+	clear(list)
+	return list[:0]
 }
 
-func (m *Machine) due(now time.Time) bool {
-	if m.pending() && !now.Before(m.flushAt) {
-		return true
+func (m *Machine) unsettle(n *node) {
+	if !n.unsettled {
+		n.unsettled = true
+		m.unsettled = append(m.unsettled, n)
 	}
-	for _, a := range m.retry {
-		if a.due(now) {
-			return true
-		}
-	}
-	return false
 }
 
-func (m *Machine) wake() time.Time {
+func (m *Machine) touch(n *node) {
+	if !n.touched {
+		n.touched = true
+		m.touched = append(m.touched, n)
+	}
+}
+
+// act chooses what is to be done with the device now.
+func (m *Machine) act(now time.Time) {
+	if m.busy() {
+		return
+	}
+	if m.readDue(now) {
+		m.reading, m.out.Read = true, true
+		return
+	}
+	if m.planDue(now) {
+		m.out.Ops = m.plan(now)
+		m.applying = len(m.out.Ops) > 0
+	}
+	if !m.applying && m.trusted() && m.reset && !m.pending() && !m.settled && m.have.State().Device.Exists() {
+		m.settled, m.ready, m.changed, m.out.Settle = true, true, true, true
+		m.found = nil
+	}
+}
+
+// wake returns when time alone will give something to do.
+func (m *Machine) wake(now time.Time) time.Time {
 	var at time.Time
 	earliest := func(t time.Time) {
 		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
 			at = t
 		}
 	}
-	if m.pending() {
-		earliest(m.flushAt)
-	}
-	for _, a := range m.retry {
-		if !a.permanent {
-			earliest(a.next)
-		}
-	}
+	m.deviceWake(now, earliest)
+	m.publishWake(earliest)
 	for _, t := range m.lingering {
 		earliest(t)
 	}
-	earliest(m.readAt)
-	earliest(m.republish)
-	earliest(m.nextBound())
-	if m.doubles > 0 {
-		earliest(m.doubledAt.Add(calm + 1))
+	if len(m.bounds) > 0 {
+		earliest(m.bounds[0].due)
 	}
 	return at
-}
-
-// soon has the device written once the window that opens now is over.
-func (m *Machine) soon(now time.Time) {
-	if m.flushAt.IsZero() {
-		m.flushAt = now.Add(m.cfg.Window)
-	}
-}
-
-func (m *Machine) readSoon(at time.Time) {
-	if m.readAt.IsZero() || at.Before(m.readAt) {
-		m.readAt = at
-	}
-}
-
-// settle brings the indexes and the wanted State up to date for what was touched.
-func (m *Machine) settle(now time.Time) {
-	for len(m.unsettled) > 0 {
-		for n := range m.unsettled {
-			delete(m.unsettled, n)
-			m.settleClaims(now, n)
-		}
-	}
-	for p := range m.stale {
-		m.assign(now, p)
-	}
-	clear(m.stale)
-	for n := range m.touched {
-		m.refresh(n)
-	}
-	clear(m.touched)
-	if m.pending() {
-		m.soon(now)
-	}
 }
 
 func maxTime(a, b time.Time) time.Time {
@@ -367,7 +320,9 @@ func insert(list []string, id string) []string {
 	if found {
 		return list
 	}
-	return slices.Insert(slices.Clone(list), i, id)
+	longer := make([]string, 0, len(list)+1)
+	longer = append(append(longer, list[:i]...), id)
+	return append(longer, list[i:]...)
 }
 
 // remove takes id from a sorted list without changing the one given.
@@ -379,43 +334,14 @@ func remove(list []string, id string) []string {
 	return slices.Delete(slices.Clone(list), i, i+1)
 }
 
-type condKey struct {
-	kind          view.Kind
-	node, subject string
-}
-
-// raise states a condition. It stays as old as it was first raised, whatever its words become.
-func (m *Machine) raise(now time.Time, kind view.Kind, node, subject, message, remedy string) {
-	k := condKey{kind, node, subject}
-	c, ok := m.conditions[k]
-	if ok && c.Message == message && c.Remedy == remedy {
-		return
-	}
-	if !ok {
-		c = view.Condition{Kind: kind, Node: node, Subject: subject, Since: now}
-	}
-	c.Message, c.Remedy = message, remedy
-	if !ok {
-		m.news.Raised = append(m.news.Raised, c)
-	}
-	m.conditions[k] = c
-	m.changed = true
-}
-
-func (m *Machine) clear(kind view.Kind, node, subject string) {
-	k := condKey{kind, node, subject}
-	if c, ok := m.conditions[k]; ok {
-		delete(m.conditions, k)
-		m.news.Cleared = append(m.news.Cleared, c)
-		m.changed = true
-	}
-}
-
-// clearAll ends the conditions of a kind about a node but for those whose subjects are kept.
-func (m *Machine) clearAll(kind view.Kind, node string, keep map[string]bool) {
-	for k := range m.conditions {
-		if k.kind == kind && k.node == node && !keep[k.subject] {
-			m.clear(k.kind, k.node, k.subject)
+// onlyIn calls do for each element of the sorted list a that is not in the sorted list b.
+func onlyIn(a, b []string, do func(string)) {
+	for _, s := range a {
+		for len(b) > 0 && b[0] < s {
+			b = b[1:]
+		}
+		if len(b) == 0 || b[0] != s {
+			do(s)
 		}
 	}
 }
@@ -452,8 +378,10 @@ func (m *Machine) View() view.View {
 	slices.SortFunc(v.Withheld, func(a, b view.Withheld) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), prefixes.Compare(a.Prefix, b.Prefix))
 	})
-	for _, c := range m.conditions {
-		v.Conditions = append(v.Conditions, c)
+	for _, of := range m.conditions {
+		for _, c := range of {
+			v.Conditions = append(v.Conditions, c)
+		}
 	}
 	view.Sort(v.Conditions)
 	return v

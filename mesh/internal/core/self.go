@@ -3,12 +3,28 @@ package core
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
 )
+
+// publisher is what there is about this node's record.
+type publisher struct {
+	starts    Starts
+	started   bool          // starts are settled
+	had       record.Record // what the registry had of this node at the start
+	rec       record.Record // as published last; the zero Record: not yet
+	published bool          // the registry has it
+	putAt     time.Time     // when rec was last given out to be put
+	republish time.Time     // put it again then; zero: no need
+	doubles   int           // foreign records seen in a row
+	doubledAt time.Time
+
+	recordStale bool // what rec is made of may have changed
+}
 
 // announced takes in what this node can reach.
 func (m *Machine) announced(now time.Time, s prefixes.Snapshot) {
@@ -23,37 +39,29 @@ func (m *Machine) announced(now time.Time, s prefixes.Snapshot) {
 		}
 		m.raise(now, view.AnnouncementRefused, m.cfg.Node, subject, fmt.Sprintf("source %q: %s: %s: %s", p.Source, p.Value, what, p.Reason), "mend the source")
 	}
-	m.clearAll(view.AnnouncementRefused, m.cfg.Node, keep)
+	m.clearBut(view.AnnouncementRefused, m.cfg.Node, keep)
 	m.localChanged(now)
 	m.sources(now)
 }
 
 // localChanged works out what is local from what is announced, lingers, and is connected.
 func (m *Machine) localChanged(now time.Time) {
-	m.changed = true
 	own := m.policy(now, m.self, m.snapshot.Set().Union(m.cfg.Addresses))
-	for p := range m.own.Minus(own).All() {
-		if m.cfg.Linger > 0 {
-			m.lingering[p] = time.Time{}
-		}
-	}
-	local := own
-	for p := range m.lingering {
-		if own.Has(p) {
-			delete(m.lingering, p)
-		} else {
-			local = local.With(p)
-		}
-	}
 	if m.own != own {
+		for p := range m.own.Minus(own).All() {
+			if m.cfg.Linger > 0 {
+				m.lingering[p] = time.Time{}
+			}
+		}
+		for p := range own.Minus(m.own).All() {
+			delete(m.lingering, p)
+		}
 		m.own = own
 		m.self.accepted = own
-		m.unsettled[m.self] = struct{}{}
+		m.unsettle(m.self)
+		m.recordStale, m.changed = true, true
 	}
-	if m.want.Local != local {
-		m.want.Local = local
-		m.touchDevice()
-	}
+	m.localSet()
 	guard := own.Union(m.host.Connected)
 	if guard == m.guard {
 		return
@@ -62,18 +70,53 @@ func (m *Machine) localChanged(now time.Time) {
 	m.guard = guard
 	for p := range added.Union(removed).All() {
 		for q := range m.claims.Subnets(p) {
-			m.stale[q] = struct{}{}
+			m.stale = append(m.stale, q)
 		}
 		for q := range m.claims.Supernets(p) { // two halves cover a whole
-			m.stale[q] = struct{}{}
+			m.stale = append(m.stale, q)
 		}
 	}
 }
 
-func (m *Machine) touchDevice() {
-	m.dirty.Device = true
-	m.again(resource{device: true})
-	m.changed = true
+// localSet wants what is announced and what lingers to be accepted here.
+func (m *Machine) localSet() {
+	local := m.own
+	if len(m.lingering) > 0 {
+		linger := make([]netip.Prefix, 0, len(m.lingering))
+		for p := range m.lingering {
+			linger = append(linger, p)
+		}
+		local = local.With(linger...)
+	}
+	if m.want.Local == local {
+		return
+	}
+	added, removed := prefixes.Diff(m.want.Local, local)
+	m.want.Local = local
+	m.dirty.Device, m.changed = true, true
+	for p := range added.Union(removed).All() {
+		m.again(resource{kind: aLocal, prefix: p})
+	}
+}
+
+// endLinger ends what was accepted long enough. The time begins when no other node can still learn from
+// the registry that the prefix is here.
+func (m *Machine) endLinger(now time.Time) {
+	ended := false
+	for p, at := range m.lingering {
+		switch {
+		case at.IsZero():
+			if m.published && !m.recordStale && !m.rec.Reachable().Has(p) {
+				m.lingering[p] = now.Add(m.cfg.Linger)
+			}
+		case !now.Before(at):
+			delete(m.lingering, p)
+			ended = true
+		}
+	}
+	if ended {
+		m.localSet()
+	}
 }
 
 // sources chooses this node's addresses for traffic into the mesh: what the first announcement of each
@@ -85,19 +128,21 @@ func (m *Machine) sources(now time.Time) {
 		if !a.Source.IsValid() {
 			continue
 		}
-		if !m.own.HasAddr(a.Source) {
-			keep[a.Source.String()] = true
-			m.raise(now, view.SourceOutside, m.cfg.Node, a.Source.String(), fmt.Sprintf("source address %v of prefix %v is in no prefix that this node announces, so peers would drop its packets", a.Source, a.Prefix),
-				"announce a prefix that has the address")
+		if subject := a.Source.String(); !m.own.HasAddr(a.Source) {
+			if !keep[subject] {
+				keep[subject] = true
+				m.raise(now, view.SourceOutside, m.cfg.Node, subject, fmt.Sprintf("source address %v of prefix %v is in no prefix that this node announces, so peers would drop its packets", a.Source, a.Prefix),
+					"announce a prefix that has the address")
+			}
 			continue
 		}
 		if i := family(a.Source); !source[i].IsValid() {
 			source[i] = a.Source
 		}
 	}
-	m.clearAll(view.SourceOutside, m.cfg.Node, keep)
+	m.clearBut(view.SourceOutside, m.cfg.Node, keep)
 	for p := range m.cfg.Addresses.All() {
-		if i := family(p.Addr()); !source[i].IsValid() {
+		if i := family(p.Addr()); !source[i].IsValid() && m.own.Has(p) {
 			source[i] = p.Addr()
 		}
 	}
@@ -122,13 +167,80 @@ func family(a netip.Addr) int {
 
 func (m *Machine) sourceFor(p netip.Prefix) netip.Addr { return m.source[family(p.Addr())] }
 
-// Delays before this node's record is put again when it was lost or replaced.
 const (
-	rePut    = time.Second
-	contest  = 30 * time.Second // against another process that publishes as this node
+	rePut    = time.Second      // between two puts of the same record
+	contest  = 30 * time.Second // the same, against another process that publishes as this node
 	doublesN = 2                // foreign records seen before that is said
 	calm     = 4 * contest      // without one, and it is over
 )
+
+// sawSelf takes in what the registry has under this node's ID.
+func (m *Machine) sawSelf(now time.Time, o Opened, reset bool) {
+	if o.Same {
+		return
+	}
+	if o.Err != nil {
+		m.raise(now, view.RecordRefused, m.cfg.Node, "", "the registry's record of this node is not believed: "+o.Err.Error(), "it is published again; see who writes it, and that this node is trusted")
+		m.overwritten(now)
+		return
+	}
+	m.clear(view.RecordRefused, m.cfg.Node, "")
+	r := o.Record
+	switch {
+	case !m.started:
+		m.had = r
+	case r.Instance != m.cfg.Instance:
+		if m.overwritten(now) && m.doubles >= doublesN {
+			m.raise(now, view.DuplicateNode, m.cfg.Node, "", fmt.Sprintf("another process publishes records as this node, with key %s", r.Key.Short()),
+				"give every node an ID and a state directory of its own")
+		}
+	case r.Sequence == m.rec.Sequence:
+		m.republish = time.Time{} // it is there after all
+		m.gotPublished()
+	case reset && r.Sequence < m.rec.Sequence:
+		m.published = false
+		m.rePut(now, 0) // a store restored from a backup
+	}
+}
+
+// overwritten puts the record again after another took its place, ever more slowly. It reports false
+// where that was to be expected: an earlier start's record, which this one's is on its way to replace.
+func (m *Machine) overwritten(now time.Time) bool {
+	if !m.published {
+		return false
+	}
+	m.published, m.changed = false, true
+	m.doubles, m.doubledAt = m.doubles+1, now
+	wait := rePut
+	if m.doubles >= doublesN {
+		wait = contest
+	}
+	m.rePut(now, wait)
+	return true
+}
+
+// calmDown ends a contest that nobody carries on.
+func (m *Machine) calmDown(now time.Time) {
+	if m.doubles > 0 && now.Sub(m.doubledAt) > calm {
+		m.doubles = 0
+		m.clear(view.DuplicateNode, m.cfg.Node, "")
+	}
+}
+
+// lostSelf takes in that the registry has no record of this node.
+func (m *Machine) lostSelf(now time.Time) {
+	m.clear(view.RecordRefused, m.cfg.Node, "")
+	if m.rec.ID != "" {
+		m.published, m.changed = false, true
+		m.rePut(now, 0)
+	}
+}
+
+// rePut has the record put again after a wait, and not sooner than is already meant.
+func (m *Machine) rePut(now time.Time, wait time.Duration) {
+	at := maxTime(now.Add(wait), m.putAt.Add(rePut))
+	m.republish = maxTime(m.republish, at)
+}
 
 // start settles what counts starts, from what is kept on disk and what the registry had.
 func (m *Machine) start() {
@@ -140,87 +252,63 @@ func (m *Machine) start() {
 	}
 }
 
-// sawSelf takes in what the registry has under this node's ID.
-func (m *Machine) sawSelf(now time.Time, o Opened, reset bool) {
-	if o.Err != nil {
-		m.published = false
-		m.rePut(now, rePut)
-		return
-	}
-	r := o.Record
-	switch {
-	case !m.started:
-		m.had = r
-	case r.Instance != m.cfg.Instance:
-		if !m.published {
-			return // of an earlier start; ours is on its way
-		}
-		m.doubles, m.doubledAt = m.doubles+1, now
-		m.published = false
-		wait := rePut
-		if m.doubles >= doublesN {
-			wait = contest
-			m.raise(now, view.DuplicateNode, m.cfg.Node, "", fmt.Sprintf("another process publishes records as this node, with key %s", r.Key.Short()),
-				"give every node an ID and a state directory of its own")
-		}
-		m.rePut(now, wait)
-	case r.Sequence < m.rec.Sequence && reset:
-		m.published = false
-		m.rePut(now, 0) // a store restored from a backup
-	}
+// publishable: there is a device that the record can tell of.
+func (m *Machine) publishable() bool {
+	return m.started && m.ours() && m.have.State().Device.ListenPort != 0
 }
 
-// lostSelf takes in that the registry has no record of this node.
-func (m *Machine) lostSelf(now time.Time) {
-	if m.rec.ID != "" {
-		m.published = false
-		m.rePut(now, 0)
-	}
-}
-
-func (m *Machine) rePut(now time.Time, wait time.Duration) {
-	if at := now.Add(wait); m.republish.IsZero() || at.After(m.republish) {
-		m.republish = at
-	}
-}
-
-// ownRecord publishes this node's record when it is another than before, or is to be put again.
-func (m *Machine) ownRecord(now time.Time, out *Output) {
+// publish gives out this node's record when it is another than before, or is to be put again.
+func (m *Machine) publish(now time.Time) {
 	if !m.started && m.reset && m.have != nil {
 		m.start()
 	}
-	if !m.started || !m.have.State().Device.Exists() || m.have.State().Device.ListenPort == 0 {
+	again := !m.republish.IsZero() && !now.Before(m.republish)
+	if !m.publishable() || !m.recordStale && !again {
 		return
 	}
+	m.recordStale = false
 	// What is announced is accepted already: whoever learns of a prefix may send into it at once.
 	have := m.have.State()
 	r := record.Record{
 		Version: record.Version, ID: m.cfg.Node, Key: m.pub,
-		Prefixes: m.own.Minus(m.cfg.Addresses).Intersect(have.Local), Addresses: m.cfg.Addresses.Intersect(have.Addrs),
+		Prefixes: m.own.Minus(m.cfg.Addresses).Intersect(have.Local), Addresses: m.cfg.Addresses.Intersect(m.own).Intersect(have.Addrs),
 		Roles: m.cfg.Roles, Labels: m.cfg.Labels, Instance: m.cfg.Instance,
 		Epoch: m.starts.Epoch, Generation: m.starts.Generation, Sequence: m.rec.Sequence,
 	}
 	for _, e := range m.cfg.Endpoints {
 		if e.Port() == 0 {
-			e = netip.AddrPortFrom(e.Addr(), m.have.State().Device.ListenPort)
+			e = netip.AddrPortFrom(e.Addr(), have.Device.ListenPort)
 		}
 		r.Endpoints = append(r.Endpoints, record.EndpointFrom(e))
 	}
-	again := !m.republish.IsZero() && !now.Before(m.republish)
 	same := m.rec.ID != "" && record.Equal(r, m.rec)
 	if same && !again {
 		return
 	}
+	was := m.rec
 	if !same {
 		r.Sequence++
-		if m.rec.Epoch != r.Epoch || m.rec.Generation != r.Generation {
+		if was.Epoch != r.Epoch || was.Generation != r.Generation {
 			starts := m.starts
-			out.Starts = &starts
+			m.out.Starts = &starts
 		}
 	}
-	m.republish = time.Time{}
 	m.rec, m.published, m.changed = r, false, true
-	out.Publish = &r
+	m.putAt, m.republish = now, time.Time{}
+	m.out.Publish = &r
+	if !slices.Equal(was.Endpoints, r.Endpoints) {
+		m.recheckCandidates(now) // one that is this node's own is nobody else's
+	}
+}
+
+// publishWake names the times at which publish has something to do.
+func (m *Machine) publishWake(at func(time.Time)) {
+	if m.publishable() {
+		at(m.republish)
+	}
+	if m.doubles > 0 {
+		at(m.doubledAt.Add(calm + 1))
+	}
 }
 
 // publishDone takes in that a record was put, or could not be.
@@ -230,14 +318,13 @@ func (m *Machine) publishDone(now time.Time, in Published) {
 		return
 	}
 	m.clear(view.PublishFailed, m.cfg.Node, "")
-	if !record.Equal(in.Record, m.rec) {
-		return // a newer one is on its way
+	if record.Equal(in.Record, m.rec) { // else a newer one is on its way
+		m.gotPublished()
 	}
-	m.published, m.changed = true, true
-	reach := in.Record.Reachable()
-	for p, at := range m.lingering {
-		if at.IsZero() && !reach.Has(p) {
-			m.lingering[p] = now.Add(m.cfg.Linger)
-		}
+}
+
+func (m *Machine) gotPublished() {
+	if !m.published {
+		m.published, m.changed = true, true
 	}
 }
