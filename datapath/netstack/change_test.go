@@ -299,11 +299,12 @@ func TestAddressBack(t *testing.T) {
 func TestRouteAndLocal(t *testing.T) {
 	a, b := pair(t)
 	both := set("10.50.0.0/16")
-	a.apply(datapath.AddLocal{Prefixes: both})
-	b.apply(datapath.AddLocal{Prefixes: both})
-	a.apply(datapath.PutPeer{Key: b.public(), Peer: datapath.Peer{Prefixes: both}},
-		datapath.AddRoutes{Routes: []datapath.Route{{Prefix: both.At(0)}}})
-	b.peer(a, "10.50.7.0/24") // b sends this part to a
+	a.want.Local, b.want.Local = both, both
+	b.sync()
+	a.peer(b) // a sends all of it to b
+	b.want.Peers[a.public()] = datapath.Peer{Endpoint: a.endpoint(), Prefixes: a.want.Addrs.Union(set("10.50.7.0/24"))}
+	b.want.Routes[prefix("10.50.7.0/24")] = netip.Addr{} // b sends this part to a
+	b.sync()
 	for _, n := range []*node{a, b} {
 		l, err := n.ListenPacket("udp", "10.50.7.7:7")
 		if err != nil {
