@@ -167,17 +167,38 @@ func (c *Cluster) Stop() {
 
 // Settled waits until Check finds nothing wrong. It returns what Check found last if ctx ends first.
 func (c *Cluster) Settled(ctx context.Context) error {
+	var last error
 	for {
 		err := c.Check(ctx)
 		if err == nil {
 			return nil
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("the mesh is not settled: %w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("the mesh is not settled: %w: %w", context.Cause(ctx), last)
 		}
 	}
+}
+
+// Send sends a packet from every running node to the first mesh address of every other, as far as their
+// devices are in memory, and returns how many arrived. A node is not known to be silent unless it is
+// sent to, so it takes traffic to find one that moved unseen.
+func (c *Cluster) Send() (arrived int) {
+	for _, from := range c.Nodes {
+		for _, to := range c.Nodes {
+			if from == to || !from.Running() || !to.Running() || from.Device == nil || to.Device == nil || len(to.Config.Addresses) == 0 {
+				continue
+			}
+			if k, ok := from.Device.Send(to.Config.Addresses[0]); ok && k == to.public() {
+				arrived++
+			}
+		}
+	}
+	return arrived
 }
 
 func (n *Node) String() string { return n.Config.Node }

@@ -2,6 +2,7 @@ package meshtest_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,22 +38,32 @@ func TestChaos(t *testing.T) {
 		seeds, steps = 10, 100
 	}
 	for seed := range uint64(seeds) {
-		synctest.Test(t, func(t *testing.T) {
-			c := meshtest.New(t, meshtest.Options{Nodes: 2 + int(seed)%6, Seed: seed})
-			c.Start()
-			if err := c.Chaos(t.Context(), steps); err != nil {
-				t.Fatal(err)
-			}
-			c.Mend()
-			c.Start()
-			settle(t, c, 10*time.Minute)
-			time.Sleep(5 * time.Minute)
-			if err := c.Check(t.Context()); err != nil {
-				t.Fatalf("it was settled, and then: %v", err)
-			}
-		})
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
+		if !t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { chaos(t, seed, steps) })
+		}) {
+			return
 		}
+	}
+}
+
+func chaos(t *testing.T, seed uint64, steps int) {
+	c := meshtest.New(t, meshtest.Options{Nodes: 2 + int(seed)%6, Seed: seed})
+	c.Start()
+	if err := c.Chaos(t.Context(), steps); err != nil {
+		t.Fatal(err)
+	}
+	c.Mend()
+	c.Start()
+	for range 90 {
+		c.Send()
+		time.Sleep(time.Second)
+	}
+	settle(t, c, 10*time.Minute)
+	if n := len(c.Nodes); c.Send() != n*(n-1) {
+		t.Error("not every packet arrived")
+	}
+	time.Sleep(5 * time.Minute)
+	if err := c.Check(t.Context()); err != nil {
+		t.Fatalf("it was settled, and then: %v", err)
 	}
 }
