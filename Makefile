@@ -24,11 +24,11 @@ packages:
 	@.ci/packages
 
 fmt:
-	gofmt -w $$($(GO) list -f '{{.Dir}}' ./...)
+	gofmt -w .
 
 fmtcheck:
 	@echo '== gofmt'
-	@unformatted=$$(gofmt -l $$($(GO) list -f '{{.Dir}}' ./...)) || exit 1; \
+	@unformatted=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$unformatted" ]; then echo 'run make fmt; not formatted:' $$unformatted; exit 1; fi
 
 vet:

@@ -1,0 +1,70 @@
+package examples
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/warren-mesh/warren/datapath/netstack"
+	"github.com/warren-mesh/warren/mesh"
+	"github.com/warren-mesh/warren/mesh/registry/memory"
+)
+
+func Example() {
+	device, err := netstack.New(netstack.Options{}) // carries the packets
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer device.Close()
+	m, err := mesh.New(mesh.Config{
+		Node:      "alpha",      // an ID of its own
+		Registry:  memory.New(), // where nodes find each other
+		Datapath:  device,
+		Addresses: []netip.Addr{netip.MustParseAddr("10.80.0.1")},
+		Announce:  []netip.Prefix{netip.MustParsePrefix("10.90.1.0/24")},
+		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, // 0: the device's port
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }() // keeps the device right until ctx ends
+	for v := range mesh.Watch(ctx, m) { // every change, until the loop is left
+		if v.Ready {
+			fmt.Println(v.Self.Node, "announces", v.Self.Local, "and has", len(v.Peers), "peers")
+			break
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		log.Fatal(err)
+	}
+	// Output: alpha announces 10.80.0.1/32 10.90.1.0/24 and has 0 peers
+}
+
+// The README shows the function above as it is, so what it shows compiles and works.
+func TestREADME(t *testing.T) {
+	source, err := os.ReadFile("readme_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, ok := strings.Cut(string(readme), "```go\n")
+	block, _, closed := strings.Cut(block, "```\n")
+	if !ok || !closed {
+		t.Fatal("the README has no block of Go")
+	}
+	_, function, _ := strings.Cut(string(source), "\nfunc Example() {\n")
+	function, _, _ = strings.Cut(function, "\n}\n")
+	if want := "func Example() {\n" + function + "\n}\n"; block != want {
+		t.Errorf("the README shows\n%s\nand the example is\n%s", block, want)
+	}
+}
