@@ -21,6 +21,11 @@ func NewModel(s State) *Model {
 	if s.Device.Exists() {
 		m.self = s.Device.Key.Public()
 	}
+	n := 0
+	for _, p := range s.Peers {
+		n += p.Prefixes.Len()
+	}
+	m.owner = make(map[netip.Prefix]key.Public, n) // growing it would cost more than filling it
 	m.init()
 	for k, p := range s.Peers {
 		for q := range p.Prefixes.All() {
