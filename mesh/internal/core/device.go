@@ -560,7 +560,10 @@ func (m *Machine) failed(now time.Time, r resource, err error) {
 			d.ListenPort = m.cfg.PortFirst // all were tried: now wait
 		}
 	} else {
-		a.about = m.about(r)
+		if about := m.about(r); a.about != about { // it has changed hands
+			m.clear(view.OpFailed, a.about, r.String())
+			a.about = about
+		}
 		a.permanent = errors.Is(err, errors.ErrUnsupported)
 		remedy := "it is retried"
 		if a.permanent {
