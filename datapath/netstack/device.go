@@ -39,13 +39,11 @@ func (w *wireguard) alive() bool {
 
 // set tells the device something.
 func (w *wireguard) set(text string) error {
-	if err := w.IpcSet(text); err != nil {
-		return err
-	}
+	err := w.IpcSet(text)
 	if !w.alive() {
 		return datapath.ErrNoDevice
 	}
-	return nil
+	return err
 }
 
 // state reads the device.
@@ -197,6 +195,8 @@ func (n *Net) newDevice(d datapath.Device) error {
 		public: d.Key.Public(), ended: make(chan struct{}),
 	}
 	w.Device = device.NewDevice(w.tun, w.bind, n.logger())
+	mark := d.Mark
+	d.Mark = 0
 	err := w.set(uapi.Device(d))
 	if err == nil {
 		err = w.Up()
@@ -216,6 +216,19 @@ func (n *Net) newDevice(d datapath.Device) error {
 	n.announce()
 	n.mu.Unlock()
 	n.tasks.Go(func() { n.attend(w) })
+	// A device without the mark, which needs privilege, is better than none.
+	return setMark(w, mark, 0)
+}
+
+// setMark marks the encrypted packets of a device whose mark is another one; 0 leaves that.
+func setMark(w *wireguard, mark, have uint32) error {
+	if mark == 0 || mark == have {
+		return nil
+	}
+	if err := w.set(uapi.Mark(mark)); err != nil {
+		// The device would report the mark although no socket has it.
+		return errors.Join(fmt.Errorf("mark %d: %w", mark, err), w.set(uapi.Mark(have)))
+	}
 	return nil
 }
 
@@ -276,11 +289,8 @@ func (n *Net) changeDevice(w *wireguard, d datapath.Device) error {
 			return err
 		}
 	}
-	if d.Mark != 0 && d.Mark != have.Device.Mark {
-		if err := w.set(uapi.Mark(d.Mark)); err != nil {
-			// The device would report the mark although no socket has it.
-			return errors.Join(fmt.Errorf("mark %d: %w", d.Mark, err), w.set(uapi.Mark(have.Device.Mark)))
-		}
+	if err := setMark(w, d.Mark, have.Device.Mark); err != nil {
+		return err
 	}
 	if !d.Key.IsZero() && d.Key != have.Device.Key {
 		// wireguard-go would remove this peer itself, but waits for it with a lock that it may need.

@@ -56,7 +56,8 @@ func splitHostPort(address string) (host string, port uint16, err error) {
 // ctx ends before. Otherwise the dial waits until the peer that has the address, or that comes to
 // have it meanwhile, completed its first handshake; without that a first packet could be lost, and
 // the caller not learn why. Where ctx has no deadline it waits 10 s for that. The error is then
-// ErrNoHandshake, and says with which peer. Errors are *net.OpErrors.
+// ErrNoHandshake, and says with which peer; after the handshake, when ctx ends, it is ErrNoAnswer.
+// Errors are *net.OpErrors.
 //
 // The source address is that of the route where it has one, else the first of Addrs of the family.
 func (n *Net) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
@@ -156,7 +157,7 @@ func (n *Net) dialTCP(ctx context.Context, network string, to netip.AddrPort) (n
 			terr = ep.LastError()
 		case <-ctx.Done():
 			ep.Abort()
-			return nil, ctx.Err()
+			return nil, n.noAnswer(ctx, to.Addr())
 		case <-n.done:
 			ep.Abort()
 			return nil, errClosed

@@ -173,6 +173,24 @@ func TestDialBeforeSettle(t *testing.T) {
 	}
 }
 
+// TestNoAnswer dials through a peer that was there once.
+func TestNoAnswer(t *testing.T) {
+	a, b := pair(t)
+	if _, err := a.Ping(within(t, timeout), netip.MustParseAddr("10.0.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	k := b.public()
+	b.Close()
+	_, err := a.DialContext(within(t, 300*time.Millisecond), "tcp", "10.0.0.2:80")
+	if n := net.Error(nil); !errors.Is(err, netstack.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) ||
+		!errors.As(err, &n) || !n.Timeout() || !strings.Contains(err.Error(), k.Short()) {
+		t.Errorf("dialling: %v, want ErrNoAnswer", err)
+	}
+	if _, err := a.Ping(within(t, 300*time.Millisecond), netip.MustParseAddr("10.0.0.2")); !errors.Is(err, netstack.ErrNoAnswer) {
+		t.Errorf("ping: %v, want ErrNoAnswer", err)
+	}
+}
+
 // TestDialFollows has the address move to another peer while a dial waits for a dead one.
 func TestDialFollows(t *testing.T) {
 	a, b := pair(t)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/netstack"
+	"github.com/warren-mesh/warren/prefixes"
 )
 
 // TestCloseWhileDialling closes 30 devices with 20 dials each, at peers that do not answer, and at
@@ -456,4 +457,46 @@ func TestNew(t *testing.T) {
 	if err := errors.Join(n.Close(), n.Close()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestBig has 1,000 peers with four prefixes each, and one with 5,000.
+func TestBig(t *testing.T) {
+	a, b := pair(t)
+	to := dead(t)
+	for i := range 1000 {
+		var ps []netip.Prefix
+		for j := range 4 {
+			ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), byte(j)}), 32))
+		}
+		a.want.Peers[newKey(t).Public()] = datapath.Peer{Endpoint: to, Prefixes: prefixes.Must(ps...)}
+		for _, p := range ps {
+			a.want.Routes[p] = netip.Addr{}
+		}
+	}
+	var many []netip.Prefix
+	for i := range 5000 {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{12, byte(i >> 8), byte(i), 0}), 24))
+		a.want.Routes[many[i]] = netip.Addr{}
+	}
+	a.want.Peers[newKey(t).Public()] = datapath.Peer{Prefixes: prefixes.Must(many...)}
+	start := time.Now()
+	a.sync()
+	t.Logf("set in %v", time.Since(start))
+	if ops := datapath.Plan(a.want, a.read()); len(ops) > 0 {
+		t.Fatalf("%d ops left, the first %v", len(ops), ops[0])
+	}
+	start = time.Now()
+	if _, err := a.Ping(within(t, timeout), netip.MustParseAddr("10.0.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("pinged after %v", time.Since(start))
+	for k, p := range a.want.Peers {
+		if k != b.public() && p.Prefixes.Len() < 5000 {
+			delete(a.want.Peers, k)
+			for q := range p.Prefixes.All() {
+				delete(a.want.Routes, q)
+			}
+		}
+	}
+	a.sync()
 }

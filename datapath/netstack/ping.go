@@ -176,7 +176,7 @@ func (n *Net) ping(ctx context.Context, to netip.Addr) (time.Duration, error) {
 			}
 		case <-again.C:
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return 0, n.noAnswer(ctx, to)
 		case <-n.done:
 			return 0, errClosed
 		}

@@ -20,6 +20,9 @@ var (
 	// ErrNoHandshake is the error of a dial to an address whose peer has not completed a handshake
 	// when the dial's time is up.
 	ErrNoHandshake = errors.New("no handshake was completed")
+	// ErrNoAnswer is the error of a dial to an address whose peer has completed a handshake, but from
+	// which nothing came until the dial's time was up.
+	ErrNoAnswer = errors.New("no answer")
 	// ErrNoSource is the error of a dial for which this node has no address to dial from.
 	ErrNoSource = errors.New("this node has no address")
 )
@@ -27,12 +30,12 @@ var (
 // dialTimeout is how long a dial waits for a handshake where its context has no deadline.
 const dialTimeout = 10 * time.Second
 
-// WaitError says why no packet could be sent to an address.
+// WaitError says why an address could not be reached.
 type WaitError struct {
 	Addr     netip.Addr
 	Peer     key.Public     // who has the address; zero: nobody
 	Endpoint netip.AddrPort // of the peer; zero: not known
-	Err      error          // ErrNoRoute, ErrNoHandshake or ErrNoSource
+	Err      error          // ErrNoRoute, ErrNoHandshake, ErrNoAnswer or ErrNoSource
 	Cause    error          // what ended the waiting: the context's error; nil: there was nothing to wait for
 }
 
@@ -40,11 +43,11 @@ func (e *WaitError) Error() string {
 	s := fmt.Sprintf("%v: %v", e.Addr, e.Err)
 	switch {
 	case e.Err == ErrNoSource:
-		s = fmt.Sprintf("%v: %v of its family to send from", e.Addr, e.Err)
+		s += " of its family to send from"
 	case !e.Peer.IsZero() && e.Endpoint.IsValid():
-		s = fmt.Sprintf("%v: %v with peer %v at %v", e.Addr, e.Err, e.Peer.Short(), e.Endpoint)
+		s += fmt.Sprintf(" (peer %v at %v)", e.Peer.Short(), e.Endpoint)
 	case !e.Peer.IsZero():
-		s = fmt.Sprintf("%v: %v with peer %v, whose endpoint is not known", e.Addr, e.Err, e.Peer.Short())
+		s += fmt.Sprintf(" (peer %v, whose endpoint was not given)", e.Peer.Short())
 	}
 	if e.Cause != nil {
 		s += ": " + e.Cause.Error()
@@ -131,6 +134,20 @@ func (n *Net) await(ctx context.Context, dst netip.Addr) error {
 		}
 		again.Stop()
 	}
+}
+
+// noAnswer is the error of a dial that waited in vain.
+func (n *Net) noAnswer(ctx context.Context, dst netip.Addr) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := &WaitError{Addr: dst, Err: ErrNoAnswer, Cause: ctx.Err()}
+	t := n.link.table.Load()
+	if v, _ := t.send(dst); v == outside {
+		if k, ok := t.peers.Lookup(dst); ok {
+			e.Peer, e.Endpoint = k, n.peers[k].endpoint
+		}
+	}
+	return e
 }
 
 // startWatch has the device asked for handshakes for as long as anybody waits for one. There is one
