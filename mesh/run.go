@@ -251,7 +251,7 @@ func retry(ctx context.Context, f func(context.Context) error) error {
 		select {
 		case <-time.After(delays.NextBackOff()):
 		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
+			return errors.Join(context.Cause(ctx), err)
 		}
 	}
 }
@@ -312,14 +312,14 @@ func (r *run) loop(ctx context.Context) error {
 }
 
 // leaveNow withdraws the node with nobody putting its record beside it, and where that succeeds, after it.
-func (r *run) leaveNow(ctx, asked context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+func (r *run) leaveNow(running, asked context.Context) error {
+	ctx, cancel := context.WithCancel(asked)
 	defer cancel()
-	defer context.AfterFunc(asked, cancel)()
+	defer context.AfterFunc(running, cancel)()
 	select {
 	case r.putting <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("leaving: the registry does not answer: %w", ctx.Err())
+		return fmt.Errorf("leaving: the registry does not answer: %w", context.Cause(ctx))
 	}
 	err := r.withdraw(ctx)
 	if err != nil {
