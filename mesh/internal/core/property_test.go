@@ -126,7 +126,9 @@ func (tr *trouble) opFails(op datapath.Op) error {
 // is to have one afterwards.
 func (tr *trouble) watchOps(ops []datapath.Op) {
 	// When the ops are applied the world may be another; what counts is what it was when they were planned.
-	want := tr.w.expect(tr.now)
+	w := tr.w
+	w.host = tr.dev.seen
+	want := w.expect(tr.now)
 	before := tr.dev.state()
 	if !tr.sim.reset {
 		for _, op := range ops {

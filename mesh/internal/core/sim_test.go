@@ -115,6 +115,7 @@ type fakeDevice struct {
 	taken  map[uint16]bool         // ports of others
 	after  func(datapath.Op)       // called after each op that was tried
 	reads  int
+	seen   datapath.Host // at the last reading
 }
 
 func newDevice() *fakeDevice {
@@ -129,6 +130,7 @@ func (d *fakeDevice) read() (datapath.State, error) {
 		return datapath.State{}, d.unread
 	}
 	d.reads++
+	d.seen = d.host
 	return d.state(), nil
 }
 
