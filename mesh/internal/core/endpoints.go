@@ -30,6 +30,7 @@ type trial struct {
 	received uint64    // the device's count when it last grew
 	heardAt  time.Time // when that was seen
 	sentThen uint64
+	silentAt time.Time // more was sent since than goes unanswered by rights, as first seen then; zero: it was not
 }
 
 const (
@@ -191,7 +192,7 @@ func (m *Machine) endTrial(n *node) {
 func (m *Machine) try(n *node, i int) {
 	s := m.stats[n.key]
 	t := &n.trial
-	t.index, t.proven, t.sentAt, t.sent, t.shook = i, false, time.Time{}, s.Sent, s.LastHandshake
+	t.index, t.proven, t.sentAt, t.sent, t.shook, t.silentAt = i, false, time.Time{}, s.Sent, s.LastHandshake, time.Time{}
 	m.touch(n)
 }
 
@@ -206,7 +207,7 @@ func (m *Machine) search(now time.Time, n *node, i int) {
 
 // heard notes that the proven endpoint answers.
 func (t *trial) heard(now time.Time, s datapath.Stats) {
-	t.shook, t.received, t.heardAt, t.sentThen = s.LastHandshake, s.Received, now, s.Sent
+	t.shook, t.received, t.heardAt, t.sentThen, t.silentAt = s.LastHandshake, s.Received, now, s.Sent, time.Time{}
 }
 
 // observe takes in what the device counted.
@@ -242,7 +243,7 @@ func (m *Machine) observeNode(now time.Time, n *node, st datapath.State) {
 	}
 	if s.Sent < t.sent || s.LastHandshake.Before(t.shook) { // a peer created anew counts from zero
 		t.sent, t.shook, t.sentAt = 0, time.Time{}, time.Time{}
-		t.received, t.sentThen, t.heardAt = 0, 0, now
+		t.received, t.sentThen, t.heardAt, t.silentAt = 0, 0, now, time.Time{}
 	}
 	switch {
 	case s.LastHandshake.After(t.shook) || t.proven && s.Received != t.received:
@@ -270,7 +271,14 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 	if k := m.keepalive(); k > 0 {
 		idle += emptyPacket * (uint64(quiet/k) + 1)
 	}
-	if quiet < silence || s.Sent-t.sentThen < idle {
+	switch {
+	case s.Sent-t.sentThen < idle:
+		return
+	case t.silentAt.IsZero():
+		t.silentAt = now
+		fallthrough
+	case now.Sub(t.silentAt) < silence:
+		m.readSoon(t.silentAt.Add(silence))
 		return
 	}
 	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
@@ -280,7 +288,7 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 		m.search(now, n, next%len(t.candidates))
 		return
 	}
-	t.heardAt, t.sentThen = now, s.Sent
+	t.heardAt, t.sentThen, t.silentAt = now, s.Sent, time.Time{}
 }
 
 // silentTrial judges a candidate that has not answered so far.
