@@ -205,6 +205,12 @@ func (c *tally) add() {
 	c.at = append(c.at, time.Now())
 }
 
+func (c *tally) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = nil
+}
+
 // most returns how many there were at most in any span of d.
 func (c *tally) most(d time.Duration) (most int) {
 	c.mu.Lock()
