@@ -144,7 +144,11 @@ func (m *Machine) keyConflict(now time.Time, n *node, ids []string) {
 	}
 	msg := fmt.Sprintf("its key %s is also claimed by %s, which has it; this node is set aside", n.key.Short(), ids[0])
 	if ids[0] == n.id {
-		msg = fmt.Sprintf("its key %s is also claimed by %d others, the first is %s; they are set aside", n.key.Short(), len(ids)-1, ids[1])
+		more := ""
+		if len(ids) > 2 {
+			more = fmt.Sprintf(" and %d more", len(ids)-2)
+		}
+		msg = fmt.Sprintf("its key %s is also claimed by %s%s; this node has it, and what else claims it is set aside", n.key.Short(), ids[1], more)
 	}
 	m.raise(now, view.KeyConflict, n.id, "", msg, "give every node a key of its own: remove the key file of the copied one")
 }

@@ -21,6 +21,8 @@ type trial struct {
 	index      int
 	proven     bool
 
+	tried int // candidates that did not answer, of this search
+
 	// Of the candidate now tried.
 	sentAt time.Time // the device was first seen to have sent to it; zero: it has not, and silence means nothing (rule 24)
 	sent   uint64    // the device's count before
@@ -199,6 +201,7 @@ func (m *Machine) try(n *node, i int) {
 // search tries the candidates of n from the i-th on, and has the device read often for a while.
 func (m *Machine) search(now time.Time, n *node, i int) {
 	m.try(n, i)
+	n.trial.tried = 0
 	if len(n.trial.candidates) > 0 {
 		m.pollTill = maxTime(m.pollTill, now.Add(pollFor))
 		m.readSoon(now.Add(pollEvery))
@@ -271,13 +274,13 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 	if k := m.keepalive(); k > 0 {
 		idle += emptyPacket * (uint64(quiet/k) + 1)
 	}
-	switch {
-	case s.Sent-t.sentThen < idle:
+	if s.Sent-t.sentThen < idle {
 		return
-	case t.silentAt.IsZero():
+	}
+	if t.silentAt.IsZero() {
 		t.silentAt = now
-		fallthrough
-	case now.Sub(t.silentAt) < silence:
+	}
+	if now.Sub(t.silentAt) < silence {
 		m.readSoon(t.silentAt.Add(silence))
 		return
 	}
@@ -306,8 +309,10 @@ func (m *Machine) silentTrial(now time.Time, n *node, s datapath.Stats) {
 		m.readSoon(t.sentAt.Add(perCandidate))
 		return
 	}
-	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("no handshake so far, tried %v", t.candidates),
-		"see that the node runs, that it has this node's record, and that its UDP port can be reached")
+	if t.tried++; t.tried >= len(t.candidates) {
+		m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("no handshake so far, tried %v", t.candidates),
+			"see that the node runs, that it has this node's record, and that its UDP port can be reached")
+	}
 	if len(t.candidates) > 1 {
 		m.try(n, (t.index+1)%len(t.candidates))
 		return

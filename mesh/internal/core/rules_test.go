@@ -903,6 +903,12 @@ func TestRule24_SilenceIsNoFailure(t *testing.T) {
 
 	s.dev.sends(publicKey("a"), 148)
 	s.run(40 * time.Second)
+	if s.endpoint() != "203.0.113.2:1" {
+		t.Errorf("sent to at %v", s.endpoint())
+	}
+	s.wantNoCondition(view.NoHandshake, "a", "") // the other one is still to be tried
+	s.dev.sends(publicKey("a"), 148)
+	s.run(40 * time.Second)
 	s.wantCondition(view.NoHandshake, "a", "")
 }
 
