@@ -94,8 +94,7 @@ type node struct {
 	key     key.Private   // of a node without a StateDir
 	machine *core.Machine // the newest Run's, guarded by mu; nil before the first and after Leave
 	ready   bool          // the running Run's machine was settled
-	view    view.View     // of the machine, as of viewOf
-	viewOf  *core.Machine
+	view    view.View     // of the machine, if fresh
 	fresh   bool
 	stale   chan struct{}
 }

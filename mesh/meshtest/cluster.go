@@ -309,7 +309,7 @@ func (n *Node) Leave(ctx context.Context) error {
 		<-n.done
 		n.done = nil
 		if !errors.Is(n.err, mesh.ErrLeft) {
-			return fmt.Errorf("Run returned %v instead of ErrLeft", n.err)
+			return fmt.Errorf("instead of ErrLeft, Run returned %v", n.err)
 		}
 	}
 	n.left = true
