@@ -229,7 +229,6 @@ type sim struct {
 	reset  bool  // the machine has had a Reset
 	unput  error // of the registry
 	cycles int   // of reading and applying at one instant
-	since  time.Time
 
 	// What happened, until it is taken.
 	ops      []datapath.Op
