@@ -146,6 +146,49 @@ func TestRule18_ForwardingGoesOnWithTheRegistryDown(t *testing.T) {
 	})
 }
 
+func TestRule01_ARestartWithTheRegistryDownTakesNothingAway(t *testing.T) {
+	started(t, meshtest.Options{}, func(t *testing.T, c *meshtest.Cluster) {
+		n := c.Nodes[0]
+		n.Registry.Cut()
+		writes := n.Device.Writes()
+		n.Restart()
+		for range 60 {
+			time.Sleep(time.Minute)
+			if n := c.Send(); n != 6 {
+				t.Fatalf("%d packets of 6 arrived", n)
+			}
+		}
+		if w := n.Device.Writes(); w != writes {
+			t.Errorf("%d writes", w-writes)
+		}
+		must(t, c.Nodes[1].Leave(after(t, time.Minute)))
+		n.Registry.Heal()
+		time.Sleep(5 * time.Second)
+		check(t, c)
+	})
+}
+
+func TestRule02_WhoLeftWhileTheWatchWasDownIsRemoved(t *testing.T) {
+	for name, back := range map[string]func(*regmem.Registry){"with a gap": (*regmem.Registry).Heal, "without": (*regmem.Registry).Resume} {
+		t.Run(name, func(t *testing.T) {
+			started(t, meshtest.Options{}, func(t *testing.T, c *meshtest.Cluster) {
+				n, other := c.Nodes[0], c.Nodes[1]
+				for range 2 {
+					n.Registry.Cut()
+					must(t, other.Leave(after(t, time.Minute)))
+					time.Sleep(time.Minute)
+					back(n.Registry)
+					time.Sleep(time.Second)
+					check(t, c)
+					gone(t, c, other)
+					other.Start() // and it comes back, to leave once more
+					settle(t, c, time.Minute)
+				}
+			})
+		})
+	}
+}
+
 // A device that takes a second for an op gets the newest, and not all there was in between.
 func TestSlowDevice(t *testing.T) {
 	started(t, meshtest.Options{}, func(t *testing.T, c *meshtest.Cluster) {
