@@ -53,7 +53,7 @@ func joinRestartLeave(t *testing.T, size int, seed uint64) {
 	}
 	pause := func(most time.Duration) { time.Sleep(time.Duration(r.Int64N(int64(most)))) }
 
-	// A few are cut off at any time, for up to 10 s.
+	// Some are cut off at any time, for up to 5 s.
 	stop := make(chan struct{})
 	var cutter sync.WaitGroup
 	cutter.Go(func() {
@@ -65,9 +65,9 @@ func joinRestartLeave(t *testing.T, size int, seed uint64) {
 			if r.IntN(2) == 0 {
 				again = n.Registry.Resume
 			}
-			time.AfterFunc(time.Duration(r.Int64N(int64(10*time.Second))), again)
+			time.AfterFunc(time.Duration(r.Int64N(int64(5*time.Second))), again)
 			select {
-			case <-time.After(time.Duration(r.Int64N(int64(400 * time.Second / time.Duration(size))))):
+			case <-time.After(time.Duration(r.Int64N(int64(40 * time.Second / time.Duration(size))))):
 			case <-stop:
 				return
 			}
@@ -77,9 +77,9 @@ func joinRestartLeave(t *testing.T, size int, seed uint64) {
 	order := r.Perm(size)
 	for _, i := range order {
 		c.Nodes[i].Start()
-		pause(20 * time.Second / time.Duration(size))
+		pause(10 * time.Second / time.Duration(size)) // 5 s in all
 	}
-	time.Sleep(5 * time.Second)
+	time.Sleep(2 * time.Second)
 	forgetLogs(c)
 
 	tenth := size / 10
@@ -97,13 +97,13 @@ func joinRestartLeave(t *testing.T, size int, seed uint64) {
 		if err := c.Nodes[leave[i]].Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pause(100 * time.Millisecond)
+		pause(10 * time.Second / time.Duration(tenth) / 2)
 	}
 	forgetLogs(c)
 
 	close(stop)
 	cutter.Wait()
-	time.Sleep(10 * time.Second) // those who are cut off come back by themselves
+	time.Sleep(5 * time.Second) // those who are cut off come back by themselves
 	c.Mend()
 	settle(t, c, 5*time.Minute)
 	time.Sleep(20 * time.Second) // an audit
