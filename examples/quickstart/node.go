@@ -17,6 +17,10 @@ import (
 	"github.com/warren-mesh/warren/mesh/registry"
 )
 
+// audit is how often a node reads its device when nothing happens. The tables show counters as of then,
+// and the default of 15 s is too long to wait for.
+const audit = time.Second
+
 // node is a member of the mesh. What Warren needs is a device and a mesh.Mesh that keeps it right; the
 // web server and client beside them know nothing of either, and merely dial and listen on the device.
 type node struct {
@@ -46,8 +50,7 @@ func newNode(name string, addr netip.Addr, records registry.Registry) (*node, er
 		Addresses: []netip.Addr{addr},
 		// Where the others reach this node. Port 0 stands for the one that the device gets.
 		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
-		// The tables show counters as of the last audit, and the default of 15 s is too long to wait for.
-		Audit: time.Second,
+		Audit:     audit,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), device.Close())

@@ -116,8 +116,10 @@ func (c *cluster) change(ctx context.Context, s *screen) (r result, err error) {
 	step("berlin leaves, and its peers drop it", func() error { return c.leave(ctx, berlin) })
 	if err == nil {
 		err = s.step("what is still on its way arrives", func() error {
-			r, err = t.finish()
-			return err
+			if r, err = t.finish(); err != nil {
+				return err
+			}
+			return pause(ctx, audit+100*time.Millisecond) // the table is as of the last audit
 		})
 	}
 	r.before, r.after = "berlin", "delhi"
