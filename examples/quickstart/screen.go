@@ -26,7 +26,8 @@ type screen struct {
 func newScreen(out io.Writer) *screen {
 	s := &screen{out: out}
 	if f, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd())) {
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
+		s.width = 80 // of a terminal that does not say
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
 			s.width = width
 		}
 	}
