@@ -223,7 +223,7 @@ func TestNoLossWhilePrefixesChurn(t *testing.T) {
 	a, b := startNode(t, reg.Handle(), "a", 1), startNode(t, reg.Handle(), "b", 2)
 	a.ready(t)
 	b.ready(t)
-	a.sees(t, "b", func(v mesh.View) bool { _, ok := v.Peer("b"); return ok })
+	a.sees(t, "b", func(v mesh.View) bool { p, ok := v.Peer("b"); return ok && !p.Prefixes.IsEmpty() })
 	got := countAt(t, b, b.addr.String()+":7000")
 	stop := stream(t, a, b.addr.String()+":7000")
 	before := handshake(t, a, "b")
@@ -306,7 +306,7 @@ func TestNoLossWhilePeersComeAndGo(t *testing.T) {
 	a, b := startNode(t, reg.Handle(), "a", 1), startNode(t, reg.Handle(), "b", 2)
 	a.ready(t)
 	b.ready(t)
-	a.sees(t, "b", func(v mesh.View) bool { _, ok := v.Peer("b"); return ok })
+	a.sees(t, "b", func(v mesh.View) bool { p, ok := v.Peer("b"); return ok && !p.Prefixes.IsEmpty() })
 	got := countAt(t, b, b.addr.String()+":7000")
 	stop := stream(t, a, b.addr.String()+":7000")
 	before := handshake(t, a, "b")
@@ -315,7 +315,7 @@ func TestNoLossWhilePeersComeAndGo(t *testing.T) {
 		name := fmt.Sprintf("guest-%d", n)
 		g := startNode(t, reg.Handle(), name, 10+n)
 		g.ready(t)
-		a.sees(t, name, func(v mesh.View) bool { _, ok := v.Peer(name); return ok })
+		a.sees(t, name, func(v mesh.View) bool { p, ok := v.Peer(name); return ok && !p.Prefixes.IsEmpty() })
 		if n%2 == 0 {
 			if err := g.Leave(t.Context()); err != nil {
 				t.Fatal(err)
@@ -572,7 +572,7 @@ func TestRule06_NoLossWhileMeshRestarts(t *testing.T) {
 			}
 		}
 	}
-	hasB := func(v mesh.View) bool { _, ok := v.Peer("b"); return ok && v.Ready }
+	hasB := func(v mesh.View) bool { p, ok := v.Peer("b"); return ok && v.Ready && !p.Prefixes.IsEmpty() }
 	a, stopMesh := run()
 	a.sees(t, "b", hasB)
 	got := countAt(t, b, b.addr.String()+":7000")
