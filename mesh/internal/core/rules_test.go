@@ -686,6 +686,28 @@ func TestRule11_OneKeyOneNode(t *testing.T) {
 	}
 }
 
+func TestRule11_ManyNodesOneKey(t *testing.T) {
+	s := up(t, withKey(rec("a"), "x"), withKey(rec("b"), "x"), withKey(rec("c"), "x"), withKey(rec("d"), "x"))
+	says := func(id, what string) {
+		t.Helper()
+		if c, _ := s.condition(view.KeyConflict, id, ""); !strings.Contains(c.Message, what) {
+			t.Errorf("%s is told %q, want %q", id, c.Message, what)
+		}
+	}
+	says("a", "claimed by b and 2 more; this node has it")
+	says("d", "claimed by a, which has it")
+	s.step(deleted("a"))
+	says("b", "claimed by c and 1 more; this node has it")
+	says("d", "claimed by b, which has it")
+	s.step(deleted("b"))
+	s.step(deleted("c"))
+	s.run(soon)
+	s.wantPeers("x")
+	if cs := s.m.View().Conditions; len(cs) > 0 {
+		t.Errorf("conditions %v", cs)
+	}
+}
+
 // The session that the key had with the node before says nothing of the node that has the key now.
 func TestRule11_AKeyThatPassesOnIsSearchedAnew(t *testing.T) {
 	s := up(t, withKey(rec("a", "203.0.113.1:1"), "x"), withKey(rec("b", "203.0.113.2:1"), "x"))
@@ -715,6 +737,12 @@ func TestRule12_SelfIsTheID(t *testing.T) {
 	if r := s.m.View().Self.Record; !r.Prefixes.Has(netip.MustParsePrefix("10.5.0.0/16")) {
 		t.Errorf("announces %v", r.Prefixes)
 	}
+	// Once it has a key of its own it is a peer.
+	s.step(put(good(rec("a", "10.1.0.0/16"))))
+	s.run(soon)
+	s.wantPeers("a 10.1.0.0/16")
+	s.step(deleted("a"))
+	s.run(soon)
 	// A record of this node's with another key is still this node's.
 	s.step(put(good(withKey(rec("m", "10.7.0.0/16"), "y"))))
 	s.run(soon)
