@@ -1509,3 +1509,139 @@ func TestManyClaimsToOnePrefix(t *testing.T) {
 		t.Errorf("condition %v", c)
 	}
 }
+
+// An address goes after the routes from it: a host would drop them with it.
+func TestRule04_AnAddressWaitsForItsRoutes(t *testing.T) {
+	d := found()
+	old, p := netip.MustParseAddr("10.9.0.8"), netip.MustParsePrefix("10.1.0.0/16")
+	d.edit(func(st *datapath.State) {
+		st.Addrs = set("10.9.0.8/32")
+		st.Routes[p] = old
+	})
+	s := simOn(t, d, func(c *core.Config) { c.Addresses = set("10.9.0.9/32") })
+	broken := true
+	d.fail = func(op datapath.Op) error {
+		if _, ok := op.(datapath.AddRoutes); ok && broken {
+			return errTest
+		}
+		return nil
+	}
+	s.step(announce())
+	s.step(reset(good(rec("a", "10.1.0.0/16"))))
+	s.run(time.Minute)
+	if st := d.model.State(); st.Routes[p] != old || st.Addrs != set("10.9.0.8/32", "10.9.0.9/32") {
+		t.Errorf("routes %v, addresses %v", st.Routes, st.Addrs)
+	}
+	broken = false
+	s.run(75 * time.Second)
+	if st := d.model.State(); st.Routes[p].String() != "10.9.0.9" || st.Addrs != set("10.9.0.9/32") {
+		t.Errorf("routes %v, addresses %v", st.Routes, st.Addrs)
+	}
+}
+
+// A driver that blames an op it was not given is taken to have done none.
+func TestRule04_AnErrorAboutAnotherOp(t *testing.T) {
+	s := up(t)
+	s.dev.whole = &datapath.OpError{Op: datapath.RemovePeer{Key: publicKey("z")}, Err: errTest}
+	s.step(put(good(rec("a", "10.1.0.0/16"))))
+	s.run(time.Hour)
+	if n := len(s.take()); n < 50 || n > 200 {
+		t.Errorf("%d ops in an hour", n)
+	}
+	s.dev.whole = nil
+	s.run(75 * time.Second)
+	s.wantPeers("a 10.1.0.0/16")
+	if cs := s.m.View().Conditions; len(cs) > 0 {
+		t.Errorf("conditions %v", cs)
+	}
+}
+
+// A prefix is in the View when packets to it get there.
+func TestView_OnlyWhatTheDeviceHas(t *testing.T) {
+	s := newSim(t)
+	s.dev.fail = func(op datapath.Op) error {
+		if _, ok := op.(datapath.AddRoutes); ok {
+			return errTest
+		}
+		return nil
+	}
+	s.step(announce("10.5.0.0/16"))
+	s.step(reset(good(rec("a", "10.1.0.0/16"))))
+	p, ok := s.m.View().Peer("a")
+	if !ok || !p.Prefixes.IsEmpty() {
+		t.Errorf("before it was put: %v", p.Prefixes)
+	}
+	s.run(soon)
+	if p, _ := s.m.View().Peer("a"); !p.Prefixes.IsEmpty() {
+		t.Errorf("without a route: %v", p.Prefixes)
+	}
+	s.dev.fail = nil
+	s.run(2 * time.Second)
+	if p, _ := s.m.View().Peer("a"); p.Prefixes != set("10.1.0.0/16") {
+		t.Errorf("with one: %v", p.Prefixes)
+	}
+	v := s.m.View()
+	if v.Self.ListenPort != 40000 || v.Self.MTU != 1420 || v.Self.Node != "m" || v.Self.Key != publicKey("m") {
+		t.Errorf("self %+v", v.Self)
+	}
+}
+
+// The version of the View rises with what it shows, and with nothing else.
+func TestView_Version(t *testing.T) {
+	a := rec("a", "10.1.0.0/16")
+	s := up(t, a)
+	s.run(s.cfg.Audit)
+	was := s.m.View().Version
+	s.step(put(good(a)))
+	s.step(core.Tick{})
+	s.step(reset(good(a), good(s.m.View().Self.Record)))
+	s.step(announce())
+	s.run(s.cfg.Audit)
+	if v := s.m.View().Version; v != was {
+		t.Errorf("version %d after %d", v, was)
+	}
+	in := put()
+	in.Revision = 9
+	s.step(in)
+	if v := s.m.View(); v.Version != was+1 || v.Revision != 9 {
+		t.Errorf("version %d after %d, revision %d", v.Version, was, v.Revision)
+	}
+}
+
+// A wall clock that was wrong and is set back brings records back that seemed to be over.
+func TestRule19_AClockSetBack(t *testing.T) {
+	o := good(rec("a", "10.1.0.0/16"))
+	o.NotAfter = epoch.Add(5 * time.Minute)
+	s := up(t)
+	s.step(put(o))
+	s.run(10 * time.Minute)
+	s.wantPeers()
+	s.lag = true
+	s.step(core.Touched{})
+	s.run(time.Second)
+	s.now = epoch.Add(time.Minute)
+	s.lag = false
+	s.answer()
+	s.run(soon)
+	s.wantPeers("a 10.1.0.0/16")
+	s.wantNoCondition(view.RecordExpired, "a", "")
+}
+
+// What a wider or a narrower prefix of a peer that fails is to take over stays where it is as well.
+func TestRule04_AnOverlappingMoveWaits(t *testing.T) {
+	for _, test := range [][2]string{{"10.1.0.0/16", "10.0.0.0/8"}, {"10.0.0.0/8", "10.1.0.0/16"}} {
+		s := up(t, rec("a", test[0]), rec("b"))
+		s.dev.fail = func(op datapath.Op) error {
+			if p, ok := op.(datapath.PutPeer); ok && p.Key == publicKey("b") {
+				return errTest
+			}
+			return nil
+		}
+		s.step(put(good(rec("a")), good(rec("b", test[1]))))
+		s.run(10 * time.Minute)
+		s.wantPeers("a "+test[0], "b")
+		s.dev.fail = nil
+		s.run(75 * time.Second)
+		s.wantPeers("a", "b "+test[1])
+	}
+}
