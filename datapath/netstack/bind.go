@@ -21,6 +21,7 @@ type bind struct {
 	conn.Bind
 	watch   *watch
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
+	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 
 	mu         sync.Mutex
@@ -114,6 +115,11 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 					sizes[i] = 0
 				}
 			case handshakeResponse, transportData:
+				if packets[i][0] == handshakeResponse {
+					if from, err := netip.ParseAddrPort(eps[i].DstToString()); err == nil {
+						b.answers(from)
+					}
+				}
 				if waiting {
 					waiting = false
 					b.watch.signal()

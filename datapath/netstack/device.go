@@ -101,10 +101,12 @@ func (n *Net) Read(ctx context.Context) (datapath.State, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s.Addrs, s.Local, s.Routes = n.addrs, n.local, maps.Clone(n.routes)
+	some := false
 	for k, st := range s.Stats {
-		if !st.LastHandshake.IsZero() {
-			n.shook(k, st.LastHandshake, born)
-		}
+		some = !st.LastHandshake.IsZero() && n.shook(k, st.LastHandshake, born) || some
+	}
+	if some {
+		n.announce()
 	}
 	return s, nil
 }
@@ -191,7 +193,7 @@ func (n *Net) newDevice(d datapath.Device) error {
 		inner = n.opts.Bind
 	}
 	w := &wireguard{
-		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, yields: n.yields},
+		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, answers: n.answers, yields: n.yields},
 		public: d.Key.Public(), ended: make(chan struct{}),
 	}
 	w.Device = device.NewDevice(w.tun, w.bind, n.logger())

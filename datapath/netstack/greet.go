@@ -66,6 +66,9 @@ const (
 	// crossed is when, after a drop, there is another try. wireguard-go must have dealt with the
 	// first by then, since it takes up the same one twice if it gets both at once.
 	crossed = 30 * time.Millisecond
+	// settling is how long a peer is left alone after a handshake message of it arrived. To begin anew
+	// just then would end the session that comes of it before it was seen.
+	settling = 150 * time.Millisecond
 	// maxHeard bounds what strangers can have remembered.
 	maxHeard = 1024
 )
@@ -100,11 +103,21 @@ func (n *Net) yields(to netip.AddrPort, msg []byte) bool {
 	return false
 }
 
+// answers notes that a handshake response arrived. It is called by the device.
+func (n *Net) answers(from netip.AddrPort) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.greets) > 0 {
+		n.speaks(uapi.Unmap(from))
+	}
+}
+
 // crosses reports whether an initiation that arrived is dropped. It is called by the device.
 func (n *Net) crosses(from netip.AddrPort) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	from = uapi.Unmap(from)
+	n.speaks(from)
 	p := n.first[from]
 	if p == nil || time.Since(p.sent) > crossing {
 		if len(n.heard) >= maxHeard {
@@ -116,6 +129,14 @@ func (n *Net) crosses(from netip.AddrPort) bool {
 	p.sent = time.Time{} // once, lest both wait for the other
 	n.greetAgain(p.key, stepResend)
 	return true
+}
+
+// speaks notes that a handshake message arrived from a peer. mu is held.
+func (n *Net) speaks(from netip.AddrPort) {
+	if len(n.lively) >= maxHeard {
+		clear(n.lively)
+	}
+	n.lively[from] = time.Now()
 }
 
 // greetAgain has another try soon, where there is no session yet. mu is held.
@@ -158,6 +179,10 @@ func (n *Net) greetDue(now time.Time) {
 			continue
 		}
 		if g.next.After(now) {
+			continue
+		}
+		if now.Sub(n.lively[p.endpoint]) < settling {
+			g.next = now.Add(settling)
 			continue
 		}
 		if g.step == stepResend {

@@ -75,6 +75,7 @@ type Net struct {
 
 	first     map[netip.AddrPort]*precedence
 	heard     map[netip.AddrPort]time.Time // when an initiation came from there
+	lively    map[netip.AddrPort]time.Time // when any handshake message did
 	greets    map[key.Public]*greeting     // peers that are being greeted
 	observing bool                         // the observe goroutine runs
 }
@@ -112,7 +113,7 @@ func New(o Options) (*Net, error) {
 		routes: make(map[netip.Prefix]netip.Addr), peers: make(map[key.Public]*peer),
 		news: make(chan struct{}), pinned: make(map[netip.Addr]int),
 		greets: make(map[key.Public]*greeting), first: make(map[netip.AddrPort]*precedence),
-		heard: make(map[netip.AddrPort]time.Time),
+		heard: make(map[netip.AddrPort]time.Time), lively: make(map[netip.AddrPort]time.Time),
 	}
 	n.watch.wake = make(chan struct{}, 1)
 	s, err := newStack(n.link)
