@@ -12,6 +12,7 @@ import (
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/meshtest"
+	"github.com/warren-mesh/warren/mesh/registry"
 	regmem "github.com/warren-mesh/warren/mesh/registry/memory"
 )
 
@@ -76,6 +77,33 @@ func TestLeavePutsNothingAgain(t *testing.T) {
 			})
 		}
 	}
+}
+
+// lateRegistry takes what was put even when whoever put it has gone away meanwhile.
+type lateRegistry struct{ registry.Registry }
+
+func (r lateRegistry) Put(ctx context.Context, e registry.Entry) error {
+	return r.Registry.Put(context.WithoutCancel(ctx), e)
+}
+
+// The same where the put waits for the withdrawal, and could be done the moment that is over.
+func TestLeaveBeforeAPutThatWaits(t *testing.T) {
+	o := meshtest.Options{Configure: func(_ *meshtest.Node, c *mesh.Config) { c.Registry = lateRegistry{c.Registry} }}
+	started(t, o, func(t *testing.T, c *meshtest.Cluster) {
+		n := c.Nodes[1]
+		n.Registry.FailNext(1, errBroken)
+		must(t, n.AnnouncePrefixes("late", netip.MustParsePrefix("172.16.1.0/24")))
+		time.Sleep(100 * time.Millisecond) // it failed, and is tried again within a second
+		n.Registry.SetDelay(func(op, _ string) time.Duration {
+			if op == regmem.OpDelete {
+				return 5 * time.Second
+			}
+			return 0
+		})
+		must(t, n.Leave(after(t, time.Minute)))
+		time.Sleep(time.Minute)
+		gone(t, c, n)
+	})
 }
 
 func TestLeaveWithTheRegistryDown(t *testing.T) {
