@@ -351,16 +351,12 @@ func (m *Machine) holdBack(now time.Time, d *datapath.Delta, have datapath.State
 		todo = todo[:len(todo)-1]
 		var keep []netip.Prefix
 		for p := range have.Peers[k].Prefixes.Minus(m.want.Peers[k].Prefixes).All() {
-			_, routed := have.Routes[p]
 			_, wanted := m.want.Routes[p]
-			switch {
-			case !heirs(p), routed && !wanted && m.waits(now, resource{kind: aRoute, prefix: p}):
+			if !heirs(p) || !wanted && m.waits(now, resource{kind: aRoute, prefix: p}) {
 				keep = append(keep, p)
-				if routed && !wanted {
+				if !wanted {
 					hold(p)
 				}
-			case routed && !wanted:
-				d.Routes[p] = struct{}{}
 			}
 		}
 		if len(keep) > 0 {

@@ -451,6 +451,15 @@ func TestRule04_AReadingThatFails(t *testing.T) {
 	s.step(put(good(rec("b", "10.2.0.0/16")))) // what is known of the device still holds
 	s.run(soon)
 	s.wantPeers("a 10.1.0.0/16", "b 10.2.0.0/16")
+	s.dev.tries = 0
+	for i := range 600 { // which have to be searched for
+		s.step(put(good(rec("c", fmt.Sprintf("203.0.113.%d:1", i%200)))))
+		s.run(time.Second)
+	}
+	if s.dev.tries > 20 {
+		t.Errorf("tried to read %d times in 10 minutes", s.dev.tries)
+	}
+	s.step(deleted("c"))
 	s.dev.unread = nil
 	s.run(75 * time.Second)
 	s.wantNoCondition(view.DeviceUnreadable, "m", "")
@@ -1123,6 +1132,20 @@ func TestEndpoints_TheRecordNamesOthersBeforeOneAnswered(t *testing.T) {
 	if s.endpoint() != "203.0.113.3:1" {
 		t.Errorf("sent to at %v", s.endpoint())
 	}
+	// What was tried before is not held against it.
+	s.dev.sends(publicKey("a"), 148)
+	s.run(4 * time.Second)
+	s.step(put(good(rec("a", "203.0.113.5:1", "203.0.113.6:1"))))
+	s.run(soon)
+	s.dev.sends(publicKey("a"), 148)
+	s.run(3 * time.Second)
+	if s.endpoint() != "203.0.113.5:1" {
+		t.Errorf("sent to at %v", s.endpoint())
+	}
+	s.run(5 * time.Second)
+	if s.endpoint() != "203.0.113.6:1" {
+		t.Errorf("sent to at %v", s.endpoint())
+	}
 	s.step(put(good(rec("a"))))
 	s.run(soon)
 	s.step(put(good(rec("a", "203.0.113.4:1"))))
@@ -1643,5 +1666,18 @@ func TestRule04_AnOverlappingMoveWaits(t *testing.T) {
 		s.dev.fail = nil
 		s.run(75 * time.Second)
 		s.wantPeers("a", "b "+test[1])
+	}
+}
+
+// A session is adopted once: whoever gets the key before the device was written is another node.
+func TestRule06_ASessionIsAdoptedOnce(t *testing.T) {
+	s := simOn(t, found())
+	s.step(announce())
+	s.step(reset(good(rec("a", "10.1.0.0/16", "203.0.113.1:1"))))
+	s.step(deleted("a"))
+	s.step(put(good(withKey(rec("z", "10.1.0.0/16", "203.0.113.2:1"), "a"))))
+	s.run(soon)
+	if s.endpoint() != "203.0.113.2:1" {
+		t.Errorf("z is sent to at %v", s.endpoint())
 	}
 }

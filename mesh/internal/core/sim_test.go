@@ -114,8 +114,9 @@ type fakeDevice struct {
 	unread error                   // of Read
 	taken  map[uint16]bool         // ports of others
 	after  func(datapath.Op)       // called after each op that was tried
-	reads  int
-	seen   datapath.Host // at the last reading
+	tries  int                     // of reading, and
+	reads  int                     // those that succeeded
+	seen   datapath.Host           // at the last reading
 }
 
 func newDevice() *fakeDevice {
@@ -126,6 +127,7 @@ func newDevice() *fakeDevice {
 }
 
 func (d *fakeDevice) read() (datapath.State, error) {
+	d.tries++
 	if d.unread != nil {
 		return datapath.State{}, d.unread
 	}
