@@ -352,7 +352,7 @@ func (s *stamped) Put(ctx context.Context, e registry.Entry) error {
 func TestFirstByteWithinASecond(t *testing.T) {
 	reg := regmem.New()
 	joins := 25
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		joins = 8
 	}
 	var nodes []*packetNode
@@ -384,7 +384,7 @@ func TestFirstByteWithinASecond(t *testing.T) {
 	slices.Sort(took)
 	p99 := took[len(took)*99/100]
 	t.Logf("%d pairs: median %v, p99 %v, longest %v", len(took), took[len(took)/2], p99, took[len(took)-1])
-	if p99 >= time.Second {
+	if p99 >= time.Second && !raceEnabled {
 		t.Errorf("p99 is %v, want under 1s", p99)
 	}
 }
