@@ -2,6 +2,7 @@ package examples
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"net/netip"
@@ -16,10 +17,7 @@ import (
 
 func Example() {
 	device, err := netstack.New(netstack.Options{}) // carries the packets
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer device.Close()
+	must(err)
 	m, err := mesh.New(mesh.Config{
 		Node:      "alpha",      // an ID of its own
 		Registry:  memory.New(), // where nodes find each other
@@ -28,23 +26,22 @@ func Example() {
 		Announce:  []netip.Prefix{netip.MustParsePrefix("10.90.1.0/24")},
 		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, // 0: the device's port
 	})
+	must(err)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }() // keeps the device right until ctx ends
+	must(mesh.Ready(ctx, m))
+	v, _ := m.Current()
+	fmt.Println(v.Self.Node, "announces", v.Self.Local, "and has", len(v.Peers), "peers")
+	stop()
+	must(errors.Join(<-ended, device.Close()))
+	// Output: alpha announces 10.80.0.1/32 10.90.1.0/24 and has 0 peers
+}
+
+func must(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- m.Run(ctx) }() // keeps the device right until ctx ends
-	for v := range mesh.Watch(ctx, m) { // every change, until the loop is left
-		if v.Ready {
-			fmt.Println(v.Self.Node, "announces", v.Self.Local, "and has", len(v.Peers), "peers")
-			break
-		}
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		log.Fatal(err)
-	}
-	// Output: alpha announces 10.80.0.1/32 10.90.1.0/24 and has 0 peers
 }
 
 // The README shows the function above as it is, so what it shows compiles and works.
