@@ -28,7 +28,7 @@ const holdEnv = "WARREN_MESH_TEST_HOLD"
 func TestMain(m *testing.M) {
 	var node, folder string
 	if n, _ := fmt.Sscan(os.Getenv(holdEnv), &node, &folder); n == 2 {
-		_, err := state.Open(folder, node)
+		_, err := state.Open(folder, node, nil)
 		fmt.Println("held", err)
 		fmt.Scanln() // until the parent closes the pipe
 		return

@@ -129,7 +129,7 @@ func (r *run) open() error {
 
 func (r *run) identity() (key.Private, core.Starts, error) {
 	if r.cfg.StateDir != "" {
-		dir, err := state.Open(r.cfg.StateDir, r.cfg.Node)
+		dir, err := state.Open(r.cfg.StateDir, r.cfg.Node, r.log)
 		if err != nil {
 			return key.Private{}, core.Starts{}, err
 		}

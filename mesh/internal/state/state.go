@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -40,8 +41,8 @@ type Dir struct {
 }
 
 // Open locks the folder, makes it with mode 0700 where it does not exist, and loads what is in it. node
-// is the ID of the node that is to use it: a folder that another node used is refused.
-func Open(path, node string) (*Dir, error) {
+// is the ID of the node that is to use it: a folder that another node used is refused. log is told of a key that was restored from its backup; nil is nobody.
+func Open(path, node string, log *slog.Logger) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
@@ -53,7 +54,7 @@ func Open(path, node string) (*Dir, error) {
 	if !ok {
 		return nil, fmt.Errorf("state folder %s: %w%s", path, ErrLocked, holder(path))
 	}
-	if err := d.load(node); err != nil {
+	if err := d.load(node, log); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
@@ -67,7 +68,7 @@ func holder(path string) string {
 	return ""
 }
 
-func (d *Dir) load(node string) error {
+func (d *Dir) load(node string, log *slog.Logger) error {
 	owner := filepath.Join(d.path, ownerFile)
 	switch data, err := os.ReadFile(owner); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -82,7 +83,7 @@ func (d *Dir) load(node string) error {
 		return fmt.Errorf("state folder: %w", err)
 	}
 	var err error
-	if d.Key, d.Created, err = key.LoadOrCreate(filepath.Join(d.path, keyFile)); err != nil {
+	if d.Key, d.Created, err = (key.File{Path: filepath.Join(d.path, keyFile), Logger: log}).LoadOrCreate(); err != nil {
 		return err
 	}
 	starts := filepath.Join(d.path, startsFile)

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T, path string) *Dir {
 	t.Helper()
-	d, err := Open(path, "a")
+	d, err := Open(path, "a", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestKeepsWhatOutlivesAProcess(t *testing.T) {
 func TestRule17_OneAtATime(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
-	if _, err := Open(path, "a"); !errors.Is(err, ErrLocked) {
+	if _, err := Open(path, "a", nil); !errors.Is(err, ErrLocked) {
 		t.Errorf("error is %v", err)
 	}
 	if err := d.Close(); err != nil {
@@ -85,7 +85,7 @@ func TestRefusedIsUnlocked(t *testing.T) {
 	if err := os.WriteFile(starts, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path, "a"); err == nil {
+	if _, err := Open(path, "a", nil); err == nil {
 		t.Fatal("corrupt starts are taken")
 	}
 	if err := os.Remove(starts); err != nil {
