@@ -60,7 +60,8 @@ type Config struct {
 	Labels map[string]string
 
 	// Accept says which prefixes of a node are accepted, this node's own announcements included. It is
-	// asked once for each, must give the same answer on every node and at any time, and must not block.
+	// asked once for each, must give the same answer on every node and at any time, and must neither block
+	// nor call the Mesh.
 	// nil: AcceptNarrow. What no policy may allow is not asked for: loopback, link-local, multicast and
 	// unspecified addresses.
 	Accept func(node string, p netip.Prefix) bool

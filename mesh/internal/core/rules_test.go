@@ -535,8 +535,8 @@ func TestRule06_GenerationCountsDevices(t *testing.T) {
 		c.Starts = core.Starts{Epoch: 4, Generation: 2}
 		c.PortFirst = 50000
 	})
-	s.step(announce())
 	s.step(reset())
+	s.step(announce())
 	s.run(soon)
 	for _, r := range s.puts {
 		if r.Generation != 3 || r.Endpoints[0].Port != 50000 {
@@ -1439,6 +1439,10 @@ func TestMalformed_OneRecordHurtsNobodyElse(t *testing.T) {
 	c, _ := s.condition(view.RecordRefused, "a", "")
 	if !strings.Contains(c.Message, errTest.Error()) || !strings.Contains(c.Message, "last good one") || !c.Since.Equal(s.now.Add(-soon)) {
 		t.Errorf("condition %v since %v", c, c.Since)
+	}
+	s.step(put(bad("a", errors.New("worse")))) // it is the same condition, in other words
+	if d, _ := s.condition(view.RecordRefused, "a", ""); d.Since != c.Since || !strings.Contains(d.Message, "worse") {
+		t.Errorf("condition %v since %v", d, d.Since)
 	}
 	s.step(reset(good(rec("a", "10.1.0.0/16")), good(rec("b", "10.2.0.0/16")), good(rec("c", "10.3.0.0/16"))))
 	if cs := s.m.View().Conditions; len(cs) > 0 {
