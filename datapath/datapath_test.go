@@ -132,6 +132,7 @@ func TestEachSkips(t *testing.T) {
 		{"peer of other prefixes", []datapath.Op{put("b", "10.2.0.0/24"), datapath.RemovePeer{Key: pub("c"), Prefixes: set("10.3.0.0/24")}}, errBoom, "remove peer c\n"},
 		{"whole of which a half was to move", []datapath.Op{put("b", "10.2.0.0/25"), datapath.DropPrefixes{Key: pub("c"), Prefixes: set("10.2.0.0/24", "10.9.0.0/24")}}, errBoom, "drop prefixes of c - 10.9.0.0/24\n"},
 		{"prefix still routed", []datapath.Op{datapath.RemoveRoutes{Prefixes: set("10.2.0.0/24")}, datapath.DropPrefixes{Key: pub("c"), Prefixes: set("10.2.0.0/24")}}, errBoom, ""},
+		{"whole route of which a half was to be routed elsewhere", []datapath.Op{route("10.2.0.0/25"), datapath.RemoveRoutes{Prefixes: set("10.2.0.0/24", "10.5.0.0/24")}}, errBoom, "remove routes 10.5.0.0/24\n"},
 		{"peer still routed to", []datapath.Op{datapath.RemoveRoutes{Prefixes: set("10.2.0.0/24")}, datapath.RemovePeer{Key: pub("c"), Prefixes: set("10.2.0.0/24")}}, errBoom, ""},
 		{"address that may be a route's source", []datapath.Op{route("10.2.0.0/24"), datapath.RemoveAddrs{Addrs: set("10.1.0.1")}}, errBoom, ""},
 		{"local prefix that was to be a peer's", []datapath.Op{put("b", "10.2.0.0/24"), datapath.RemoveLocal{Prefixes: set("10.2.0.0/24", "10.4.0.0/24")}}, errBoom, "remove local 10.4.0.0/24\n"},

@@ -184,8 +184,8 @@ func failures(err error, yield func(*OpError) bool) bool {
 //
 //   - always, if that failed with ErrNoDevice;
 //   - when it installs a route for a prefix that was to be put on a peer;
-//   - when it takes away a prefix, or a peer with one, that overlaps one that was to be put on a
-//     peer, or whose route was to be removed;
+//   - when it takes away a prefix, a route, or a peer with a prefix, that overlaps one that was to be
+//     put on a peer, or whose route was to be added or removed;
 //   - when it takes away addresses while a route may still be from one of them, since a host drops such
 //     a route together with its address;
 //   - when it gives the device another key, which may take away a peer, before that peer's routes are gone.
@@ -268,17 +268,17 @@ func (f *failed) split(op Op) (run, skip Op) {
 		}
 		return run, skip
 	case RemoveRoutes:
-		ok, not := f.divide(o.Prefixes, false)
+		ok, not := f.divide(o.Prefixes)
 		return some(ok, RemoveRoutes{ok}), some(not, RemoveRoutes{not})
 	case DropPrefixes:
-		ok, not := f.divide(o.Prefixes, true)
+		ok, not := f.divide(o.Prefixes)
 		return some(ok, DropPrefixes{o.Key, ok}), some(not, DropPrefixes{o.Key, not})
 	case RemovePeer:
 		if f.put.Overlaps(o.Prefixes) || f.routed.Overlaps(o.Prefixes) {
 			return nil, op
 		}
 	case RemoveLocal:
-		ok, not := f.divide(o.Prefixes, true)
+		ok, not := f.divide(o.Prefixes)
 		return some(ok, RemoveLocal{ok}), some(not, RemoveLocal{not})
 	case RemoveAddrs:
 		if !f.routed.IsEmpty() {
@@ -289,11 +289,11 @@ func (f *failed) split(op Op) (run, skip Op) {
 }
 
 // divide splits set into the prefixes that can go and those that must stay because an overlapping one
-// was not put, or may still be routed.
-func (f *failed) divide(set prefixes.Set, routes bool) (ok, not prefixes.Set) {
+// was not put, was not routed, or may still be.
+func (f *failed) divide(set prefixes.Set) (ok, not prefixes.Set) {
 	var stay []netip.Prefix
 	for p := range set.All() {
-		if f.put.OverlapsPrefix(p) || routes && f.routed.OverlapsPrefix(p) {
+		if f.put.OverlapsPrefix(p) || f.routed.OverlapsPrefix(p) {
 			stay = append(stay, p)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -104,7 +105,7 @@ func (r *run) open() error {
 	if err != nil {
 		return err
 	}
-	var nonce [8]byte
+	var nonce [12]byte
 	if _, err := rand.Read(nonce[:]); err != nil {
 		return err
 	}
@@ -117,7 +118,8 @@ func (r *run) open() error {
 	r.machine = core.New(core.Config{
 		Node: c.Node, Key: k, Addresses: c.addresses(), Endpoints: c.Endpoints,
 		PortFirst: c.ListenPorts.First, PortLast: last, Mark: c.Mark, MTU: c.MTU, Keepalive: c.Keepalive,
-		Roles: c.Roles, Labels: c.Labels, Accept: accept, Instance: hex.EncodeToString(nonce[:]), Starts: starts,
+		Roles: c.Roles, Labels: c.Labels, Accept: accept, Instance: hex.EncodeToString(nonce[:8]),
+		Starts: starts, Device: uint64(binary.BigEndian.Uint32(nonce[8:])),
 		Window: c.Window, Audit: c.Audit, Linger: c.Linger,
 	})
 	r.mu.Lock()

@@ -235,10 +235,15 @@ func (s self) want(records map[string]record.Record) datapath.State {
 			w.Peers[r.Key] = datapath.Peer{Keepalive: s.keepalive}
 		}
 	}
-	guard := prefixes.Must(s.own...).Union(s.host.Connected)
+	guard := s.host.Connected
+	for _, p := range s.own {
+		if p.Bits() >= 8 && p.Addr().Is4() || p.Bits() >= 16 && p.Addr().Is6() {
+			guard = guard.With(p)
+		}
+	}
 	won := make(map[key.Public][]netip.Prefix)
 	for p, id := range owner {
-		if id == s.id || records[id].Key == public || guard.CoversPrefix(p) {
+		if id == s.id || records[id].Key == public || guard.CoversPrefix(p) || slices.Contains(s.own, p) {
 			continue
 		}
 		if s.host.Underlay == datapath.UnderlayShared {

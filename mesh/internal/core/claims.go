@@ -233,7 +233,7 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 	at, loops := netip.Addr{}, false
 	switch {
 	case to == "":
-	case m.guard.CoversPrefix(p):
+	case m.guard.CoversPrefix(p) || m.own.Has(p):
 		is = bar{to, view.LocalWins}
 	default:
 		if at, loops = m.loops(p); loops {

@@ -31,6 +31,7 @@ type Config struct {
 	Labels    map[string]string
 	Accept    func(node string, p netip.Prefix) bool
 	Instance  string
+	Device    uint64 // where the count of devices begins that nothing is known of
 	Starts    Starts // as they were before this start
 
 	Window time.Duration // how long changes are gathered before they are put to the device
@@ -139,7 +140,7 @@ type Machine struct {
 	snapshot  prefixes.Snapshot
 	own       prefixes.Set               // announced
 	lingering map[netip.Prefix]time.Time // withdrawn, until when accepted; zero: the record without it is not out yet
-	guard     prefixes.Set               // never routed into the mesh
+	guard     prefixes.Set               // what is inside is never routed into the mesh
 	source    [2]netip.Addr              // for routes, IPv4 and IPv6
 	publisher
 

@@ -145,7 +145,9 @@ func (w *world) expect(now time.Time) expected {
 	// What is local is never sent into the mesh.
 	var b netipx.IPSetBuilder
 	for _, p := range e.local {
-		b.AddPrefix(p)
+		if p.Bits() >= 8 && p.Addr().Is4() || p.Bits() >= 16 && p.Addr().Is6() {
+			b.AddPrefix(p)
+		}
 	}
 	for p := range w.host.Connected.All() {
 		b.AddPrefix(p)
@@ -171,7 +173,7 @@ func (w *world) expect(now time.Time) expected {
 		if c[0] == w.node || winner.Key == w.key {
 			continue
 		}
-		if guard.ContainsPrefix(p) {
+		if guard.ContainsPrefix(p) || slices.Contains(e.local, p) {
 			wrong(view.LocalWins, c[0], p)
 			e.withheld[fmt.Sprint(c[0], " ", p)] = view.LocalWins
 			continue

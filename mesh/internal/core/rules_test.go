@@ -783,6 +783,21 @@ func TestRule13_LocalNetworksWin(t *testing.T) {
 	s.wantPeers("a 192.168.0.0/16 192.168.1.0/24 192.168.1.128/25")
 }
 
+// An exit node announces all there is, and has peers all the same.
+func TestRule13_AnExitNodeHasPeers(t *testing.T) {
+	s := newSim(t, func(c *core.Config) {
+		c.Addresses = set("10.9.0.1/32")
+		c.Accept = func(string, netip.Prefix) bool { return true }
+	})
+	s.start(rec("a", "10.1.0.0/16", "10.9.0.1/32", "0.0.0.0/0"), rec("b", "128.0.0.0/1"))
+	s.step(announce("0.0.0.0/0"))
+	s.run(soon)
+	s.wantPeers("a 10.1.0.0/16", "b 128.0.0.0/1")
+	s.step(announce())
+	s.run(soon)
+	s.wantPeers("a 0.0.0.0/0 10.1.0.0/16", "b 128.0.0.0/1")
+}
+
 func TestRule14_EndpointsInsideThePrefix(t *testing.T) {
 	s := newSim(t)
 	s.dev.host.Underlay = datapath.UnderlayShared

@@ -62,7 +62,14 @@ func (m *Machine) localChanged(now time.Time) {
 		m.recordStale, m.changed = true, true
 	}
 	m.localSet()
-	guard := own.Union(m.host.Connected)
+	// What is inside a default route or the like is everything: an exit node has peers all the same.
+	var wide []netip.Prefix
+	for p := range own.All() {
+		if !Narrow(p) {
+			wide = append(wide, p)
+		}
+	}
+	guard := own.Without(wide...).Union(m.host.Connected)
 	if guard == m.guard {
 		return
 	}
@@ -247,6 +254,10 @@ func (m *Machine) start() {
 	m.started = true
 	m.starts.Epoch = max(m.starts.Epoch, m.had.Epoch) + 1
 	m.starts.Generation = max(m.starts.Generation, m.had.Generation)
+	if m.starts.Generation == 0 {
+		// Nothing tells how many there were. That it is another one than before is what matters.
+		m.starts.Generation = m.cfg.Device
+	}
 	if !m.adopted {
 		m.starts.Generation++
 	}
