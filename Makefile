@@ -55,7 +55,7 @@ quickstart:
 # Whole meshes at full size, and what is measured in time, are nothing for the race detector.
 full:
 	@echo '== full size'
-	@$(GO) test -timeout $(TIMEOUT) -p 1 -run 'Full|Thousand|FirstByte|NoLoss' ./mesh/...
+	@$(GO) test -timeout $(TIMEOUT) -p 1 $(TESTFLAGS) -run 'Thousand|FirstByte|NoLoss' ./mesh ./mesh/meshtest
 
 race:
 	@echo '== tests'
