@@ -14,7 +14,8 @@ import (
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-// Datapath is a WireGuard device and what the host needs to use it.
+// Datapath is a WireGuard device and what the host needs to use it. It may also be a Notifier and a
+// Settler, which is found out by type assertion: what wraps a Datapath has to forward both.
 //
 // Its methods may be called from any goroutine; calls of Apply and Read do not overlap in Warren, and an
 // implementation serialises them if they do.

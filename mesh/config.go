@@ -26,7 +26,7 @@ type Config struct {
 	Node string
 	// Registry is where the nodes' records are kept. The caller owns and closes it.
 	Registry registry.Registry
-	// Datapath is what carries the packets. The caller owns and closes it.
+	// Datapath is what carries the packets. The caller owns it, and closes it when Run has returned.
 	Datapath datapath.Datapath
 	// Trust seals and opens records. nil: identity.Plain, which believes what the registry says.
 	Trust identity.Trust
@@ -39,8 +39,8 @@ type Config struct {
 
 	// Addresses are this node's own in the mesh. They are announced as host prefixes.
 	Addresses []netip.Addr
-	// Announce are prefixes this node can reach, for as long as it runs. More, and those that change,
-	// go through Mesh.Prefixes.
+	// Announce are prefixes this node can reach, for as long as it runs. They are announced under the
+	// name ConfigSource. More, and those that change, go through Mesh.Prefixes.
 	Announce []netip.Prefix
 	// Endpoints are where others may reach this node over the underlay, the best first. Port 0 stands
 	// for the device's real one. Empty: the node cannot be called and calls others, and keeps the

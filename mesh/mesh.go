@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/mesh/internal/core"
+	"github.com/warren-mesh/warren/mesh/internal/state"
 	"github.com/warren-mesh/warren/mesh/registry"
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
@@ -54,12 +56,15 @@ func Diff(old, new View) Changes { return view.Diff(old, new) }
 var (
 	// ErrLeft is what Run returns when the node left the mesh, or is leaving it.
 	ErrLeft = errors.New("left the mesh")
+	// ErrStateInUse is in the error of a Run whose StateDir another Run has, of this process or another.
+	ErrStateInUse = state.ErrLocked
 	// ErrRunning is what a second Run at a time returns.
 	ErrRunning = errors.New("already running")
 )
 
-// configSource is the name under which Config.Announce is announced.
-const configSource = "config"
+// ConfigSource is the name under which New announces Config.Announce. Announcing anything else under
+// that name replaces it.
+const ConfigSource = "mesh.Config"
 
 // New checks cfg and returns a Mesh that does nothing yet. It does no I/O. Its error names every field
 // that is wrong and its value, never a key, and wraps ErrConfig.
@@ -74,7 +79,7 @@ func New(cfg Config) (Mesh, error) {
 		for i, p := range cfg.Announce {
 			as[i].Prefix = p
 		}
-		if err := m.table.Announce(configSource, as...); err != nil {
+		if err := m.table.Announce(ConfigSource, as...); err != nil {
 			return nil, fmt.Errorf("%w: Config.Announce: %w", ErrConfig, err)
 		}
 	}
@@ -94,6 +99,7 @@ type node struct {
 	key     key.Private   // of a node without a StateDir
 	machine *core.Machine // the newest Run's, guarded by mu; nil before the first and after Leave
 	ready   bool          // the running Run's machine was settled
+	ended   error         // why the last Run did, if none runs
 	view    view.View     // of the machine, if fresh
 	fresh   bool
 	stale   chan struct{}
@@ -117,6 +123,7 @@ func (m *node) Current() (View, <-chan struct{}) {
 		} else {
 			m.view = view.View{Self: view.Self{Node: m.cfg.Node}}
 		}
+		m.view.Running, m.view.Err = m.running && !m.leaving, m.ended
 		m.fresh = true
 	}
 	return m.view, m.stale
@@ -158,14 +165,14 @@ func (m *node) Leave(ctx context.Context) error {
 	m.running, m.leaving = true, true
 	m.leave, m.done = make(chan leaving), make(chan struct{})
 	m.mu.Unlock()
-	defer m.stopped()
+	defer func() { m.stopped(m.ended) }() // a Leave is no Run
 	return m.withdraw(ctx)
 }
 
-func (m *node) stopped() {
+func (m *node) stopped(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.running, m.leaving, m.ready = false, false, false
+	m.running, m.leaving, m.ready, m.ended = false, false, false, err
 	close(m.done)
 	m.changed()
 }
@@ -190,19 +197,33 @@ func (m *node) withdraw(ctx context.Context) error {
 	return nil
 }
 
-// Ready waits until all that the registry had when it was first read is on the device. It needs a
-// running Run and returns the cause of ctx's end if that comes first, with what keeps the mesh from being ready.
+// Ready waits until all that the registry had when it was first read is on the device. Where no Run is
+// under way it waits for one, but not after one that ended with an error: unless another begins within a
+// second, that error is returned. When ctx ends first, the error has its cause and what keeps the mesh
+// from being ready.
 func Ready(ctx context.Context, m Mesh) error {
+	const grace = time.Second // for a Run that a goroutine is about to begin
+	var over <-chan time.Time
 	for {
-		ready, stale := isReady(m)
-		if ready {
+		ready, stale, ended := isReady(m)
+		switch {
+		case ready:
 			return nil
+		case ended == nil:
+			over = nil
+		case over == nil:
+			over = time.After(grace)
 		}
 		select {
 		case <-stale:
+		case <-over:
+			return fmt.Errorf("the mesh is not ready: Run ended: %w", ended)
 		case <-ctx.Done():
 			v, _ := m.Current()
 			err := fmt.Errorf("the mesh is not ready: %w", context.Cause(ctx))
+			if !v.Running {
+				err = fmt.Errorf("%w; no Run is under way", err)
+			}
 			for _, c := range v.Conditions {
 				err = fmt.Errorf("%w; %v", err, c)
 			}
@@ -212,14 +233,14 @@ func Ready(ctx context.Context, m Mesh) error {
 }
 
 // isReady spares a big mesh that comes up a View for each of its changes.
-func isReady(m Mesh) (bool, <-chan struct{}) {
+func isReady(m Mesh) (ready bool, stale <-chan struct{}, ended error) {
 	if n, ok := m.(*node); ok {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		return n.ready, n.stale
+		return n.ready, n.stale, n.ended
 	}
 	v, stale := m.Current()
-	return v.Ready, stale
+	return v.Ready, stale, v.Err
 }
 
 // Watch yields the View that is current, and then a newer one whenever there is one, until ctx ends or

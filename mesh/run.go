@@ -36,10 +36,11 @@ func (m *node) Run(ctx context.Context) (err error) {
 		}
 		return ErrRunning
 	}
-	m.running = true
+	m.running, m.ended = true, nil
 	m.leave, m.done = make(chan leaving), make(chan struct{})
+	m.changed()
 	m.mu.Unlock()
-	defer m.stopped()
+	defer func() { m.stopped(err) }()
 
 	r := &run{node: m, log: m.cfg.Logger.With("node", m.cfg.Node), raw: make(map[string][]byte), results: make(chan core.Input), putting: make(chan struct{}, 1), batches: make(chan batch)}
 	if err := r.open(); err != nil {
@@ -350,7 +351,7 @@ func (r *run) do(ctx context.Context, in core.Input) {
 		switch {
 		case out.Read:
 			st, err := r.cfg.Datapath.Read(ctx)
-			in = core.Reading{State: st, Err: err}
+			in = core.Reading{State: st, Err: err, Closed: errors.Is(err, net.ErrClosed)}
 		case len(out.Ops) > 0:
 			err := r.cfg.Datapath.Apply(ctx, out.Ops...)
 			in = core.Applied{Ops: out.Ops, Err: err}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"syscall"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -335,7 +336,7 @@ func (n *Net) listenAddr(network, address string) (isTCP bool, from netip.AddrPo
 		err = errClosed
 		return
 	case !a.IsUnspecified() && !n.link.table.Load().accepts(a):
-		err = &net.AddrError{Err: "neither in Addrs nor in Local of this node", Addr: a.String()}
+		err = &notLocalError{net.AddrError{Err: ErrNotLocal.Error(), Addr: a.String()}}
 		return
 	case !f.has(a) && !(a.IsUnspecified() && f == family{true, true}):
 		err = &net.AddrError{Err: "not an address for " + network, Addr: a.String()}
@@ -345,4 +346,12 @@ func (n *Net) listenAddr(network, address string) (isTCP bool, from netip.AddrPo
 		a = netip.IPv6Unspecified() // both families
 	}
 	return isTCP, netip.AddrPortFrom(a, port), protocolOf(a), a.Is6() && !(a.IsUnspecified() && f.v4), nil
+}
+
+// notLocalError names an address that is not this node's.
+type notLocalError struct{ net.AddrError }
+
+// Unwrap has errors.Is find ErrNotLocal and the errno the net package would give.
+func (e *notLocalError) Unwrap() []error {
+	return []error{&e.AddrError, ErrNotLocal, syscall.EADDRNOTAVAIL}
 }

@@ -22,6 +22,9 @@ var (
 	// ErrNoAnswer is the error of a dial to an address whose peer has completed a handshake, but from
 	// which nothing came until the dial's time was up.
 	ErrNoAnswer = errors.New("no answer")
+	// ErrNotLocal is the error of listening on an address that is not this node's, or not yet: what is
+	// announced is in Local a moment later.
+	ErrNotLocal = errors.New("neither in Addrs nor in Local of this node")
 	// ErrNoSource is the error of a dial for which this node has no address to dial from.
 	ErrNoSource = errors.New("this node has no address")
 )

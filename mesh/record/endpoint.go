@@ -13,6 +13,9 @@ type Endpoint struct {
 	// Host is a DNS host name in lower case (RFC 1123, section 2.1), at most 253 bytes, maybe with a
 	// final dot. Its last label has a letter and does not look like a hexadecimal number, so that no one
 	// takes it for an IPv4 address, or a mistyped address for a name.
+	//
+	// Records keep host names, but a mesh does not look them up yet: it passes over an endpoint with one.
+	// A node that has no other has the condition endpoint-unusable.
 	Host string
 
 	// Addr is an IP address that is neither unspecified nor multicast nor the IPv4 broadcast address. An

@@ -24,7 +24,7 @@ const MaxKind = 63
 // The kinds that a mesh uses.
 const (
 	KindNode  = "node"  // one record per node, by node ID
-	KindTrust = "trust" // what signed trust keeps: certificates, revocations
+	KindTrust = "trust" // for signed trust, which is planned: certificates, revocations
 )
 
 var (

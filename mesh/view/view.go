@@ -17,6 +17,10 @@ import (
 // View is the mesh as one node sees it at one moment. It is shared by all who asked for it: its slices
 // and maps are not to be written to.
 type View struct {
+	// Running: a Run is under way. Without one nothing here changes.
+	Running bool
+	// Err is what the last Run returned, where none is under way; nil also before the first.
+	Err error
 	// Ready: all that the registry had at the first complete reading has been put to the device.
 	Ready bool
 	// Version rises with every View of one Run.
@@ -48,9 +52,13 @@ type Peer struct {
 	Node      string
 	Key       key.Public
 	Addresses prefixes.Set // its own addresses in the mesh, as host prefixes
-	Prefixes  prefixes.Set // what the device sends to it: its own claims less those withheld, once they are on the device
-	Roles     []string
-	Labels    map[string]string
+	// Prefixes are what the device sends to it, Addresses included: what it claims less what is withheld,
+	// once the device has it. They follow the device, and Conditions and Withheld what was decided. A moment
+	// may lie between, in which a prefix is neither here nor withheld, or a condition is over and its
+	// prefix not here yet.
+	Prefixes prefixes.Set
+	Roles    []string
+	Labels   map[string]string
 
 	// Endpoint is where its packets go now: the device's, be it configured or learned.
 	Endpoint netip.AddrPort
@@ -78,7 +86,7 @@ type Kind string
 const (
 	AnnouncementRefused Kind = "announcement-refused" // something announced here was not taken, or only after a fix
 	DeviceUnreadable    Kind = "device-unreadable"
-	DuplicateNode       Kind = "duplicate-node" // another process publishes records as this node
+	DuplicateNode       Kind = "duplicate-node" // another process publishes as this node; seen within some 30 s, over after 2 minutes without
 	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes into the mesh
 	EndpointUnusable    Kind = "endpoint-unusable"
 	KeyConflict         Kind = "key-conflict"
@@ -144,7 +152,9 @@ func (v View) Find(kind Kind) iter.Seq[Condition] {
 // Changes is how one View differs from an earlier one. What merely counts (handshakes, bytes) is no
 // difference.
 type Changes struct {
-	Joined  []Peer   // not in the old View
+	// Joined are not in the old View. Where a View lies between a peer's record and its place on the
+	// device, the peer has no Prefixes yet, and is in a later Changed with them.
+	Joined  []Peer
 	Left    []Peer   // not in the new View, as they were
 	Changed []Change // in both
 	Raised  []Condition

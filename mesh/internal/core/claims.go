@@ -221,7 +221,11 @@ func (m *Machine) prefixConflict(now time.Time, p netip.Prefix, ids []string) {
 		lost = nil // whom they lost to is another
 	}
 	onlyIn(losers, lost, func(id string) {
-		m.raise(now, view.PrefixConflict, id, subject, fmt.Sprintf("prefix %s is also claimed by %s, the lowest node ID, which has it everywhere", p, ids[0]),
+		who := "which has it everywhere"
+		if id == m.cfg.Node {
+			who = "to which all other nodes send it"
+		}
+		m.raise(now, view.PrefixConflict, id, subject, fmt.Sprintf("prefix %s is also claimed by %s, the lowest node ID, %s", p, ids[0], who),
 			"let just one node announce it")
 	})
 }
@@ -252,7 +256,13 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 	}
 	switch is.kind {
 	case view.LocalWins:
-		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s lies in a network of this node", p), "")
+		where, remedy := "lies in a network that this host is connected to", "renumber one of the two, or have that node stop announcing it"
+		if m.own.Has(p) {
+			where, remedy = "is announced by this node itself, which keeps it for its own traffic", "let just one node announce it"
+		} else if m.own.CoversPrefix(p) {
+			where = "lies inside what this node itself announces"
+		}
+		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s %s", p, where), remedy)
 	case view.EndpointLoops:
 		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s has the endpoint %v of a node inside, so the tunnel would go through itself", p, at),
 			"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes")

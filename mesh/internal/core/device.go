@@ -626,7 +626,11 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	if in.Err != nil {
 		m.readFail++
 		m.readAt = now.Add(m.delay("read", m.readFail))
-		m.raise(now, view.DeviceUnreadable, m.cfg.Node, "", "the device cannot be read: "+in.Err.Error(), "it is retried")
+		remedy := "it is retried"
+		if in.Closed {
+			remedy = "end Run before the datapath is closed"
+		}
+		m.raise(now, view.DeviceUnreadable, m.cfg.Node, "", "the device cannot be read: "+in.Err.Error(), remedy)
 		return
 	}
 	m.clear(view.DeviceUnreadable, m.cfg.Node, "")

@@ -82,7 +82,7 @@ func (m *Machine) candidates(now time.Time, n *node, generation uint64) {
 	}
 	if len(unusable) > 0 && len(t.candidates) == 0 {
 		m.raise(now, view.EndpointUnusable, n.id, "", "none of its endpoints can be used from here: "+strings.Join(unusable, ", "),
-			"publish an endpoint in an address family that this host has")
+			"publish an address in a family that this host has; names are not looked up")
 	} else {
 		m.clear(view.EndpointUnusable, n.id, "")
 	}

@@ -65,8 +65,9 @@ type (
 	Announced struct{ Snapshot prefixes.Snapshot }
 	// Reading answers Output.Read.
 	Reading struct {
-		State datapath.State
-		Err   error
+		State  datapath.State
+		Err    error
+		Closed bool // the datapath was closed, so no other reading will do better
 	}
 	// Applied answers Output.Ops.
 	Applied struct {

@@ -37,7 +37,7 @@ func (m *Machine) announced(now time.Time, s prefixes.Snapshot) {
 		if p.Refused {
 			what = "not announced"
 		}
-		m.raise(now, view.AnnouncementRefused, m.cfg.Node, subject, fmt.Sprintf("source %q: %s: %s: %s", p.Source, p.Value, what, p.Reason), "mend the source")
+		m.raise(now, view.AnnouncementRefused, m.cfg.Node, subject, fmt.Sprintf("source %q: %s: %s: %s", p.Source, p.Value, what, p.Reason), "have that source announce the prefix as it is meant")
 	}
 	m.clearBut(view.AnnouncementRefused, m.cfg.Node, keep)
 	m.localChanged(now)

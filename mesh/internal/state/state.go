@@ -27,8 +27,8 @@ const (
 	startsFile = "starts" // core.Starts as JSON
 )
 
-// ErrLocked says that another process has the folder.
-var ErrLocked = errors.New("in use by another process")
+// ErrLocked says that somebody else has the folder.
+var ErrLocked = errors.New("in use")
 
 // Dir is a locked state folder.
 type Dir struct {
@@ -63,7 +63,7 @@ func Open(path, node string, log *slog.Logger) (*Dir, error) {
 func holder(path string) string {
 	data, err := os.ReadFile(filepath.Join(path, ownerFile))
 	if node, pid, ok := strings.Cut(strings.TrimSpace(string(data)), " "); err == nil && ok {
-		return fmt.Sprintf(": node %s, process %s", node, pid)
+		return fmt.Sprintf(" by node %s in process %s", node, pid)
 	}
 	return ""
 }
