@@ -5,7 +5,7 @@
 //	go run ./examples/quickstart
 //
 // Read node.go first: it is all that a program needs to be a member of a mesh. story.go is what happens
-// here, streams.go sends and checks, and screen.go prints.
+// here, transfer.go sends, check.go compares and counts, and screen.go prints.
 package main
 
 import (
@@ -40,8 +40,11 @@ takes less than 15 seconds. While numbered and compared data is on its way throu
 node joins, a prefix moves from one node to another, and a node leaves.
 
 Exits with 0 if no byte was lost, 1 if one was or something else failed, 2 if it was called with
-arguments, and 130 if it was interrupted. On a terminal it shows progress in place; with TERM=dumb, or
-where the output is no terminal, it prints plain lines. It uses no colours.
+arguments, and 130 if it was interrupted. That is the program's own exit status; "go run" prints one
+that is not 0, as "exit status 130", and exits with 1 itself.
+
+On a terminal it shows progress in place; with TERM=dumb, or where the output is no terminal, it prints
+plain lines. It uses no colours.
 `
 
 func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -52,7 +55,10 @@ func command(args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(io.Discard) // said below, once
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, usage)
+		if _, err := fmt.Fprint(stdout, usage); err != nil {
+			fmt.Fprintf(stderr, "quickstart: %v: %v\n", errOutput, err)
+			return exitFailed
+		}
 		return exitOK
 	case err != nil:
 		fmt.Fprintf(stderr, "quickstart: %v\n\n%s", err, usage)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -37,18 +38,22 @@ func TestInterruptedAtAnyTime(t *testing.T) {
 		t.Skip("takes its time: leave out -short")
 	}
 	defer goleak.VerifyNone(t)
-	cause := errors.New("enough")
 	for _, after := range []time.Duration{0, 20 * time.Millisecond, 150 * time.Millisecond, time.Second, 2500 * time.Millisecond, 4 * time.Second} {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), after, cause)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		timer := time.AfterFunc(after, func() { cancel(errors.New("enough")) })
 		var out bytes.Buffer
 		start := time.Now()
 		err := run(ctx, newScreen(&out))
-		cancel()
+		timer.Stop()
+		cancel(nil)
 		if took := time.Since(start) - after; took > 10*time.Second {
 			t.Errorf("interrupted after %v: it took another %v to end", after, took)
 		}
 		if err == nil || !strings.Contains(err.Error(), "The nodes say:") {
 			t.Errorf("interrupted after %v: got error %v, want one with what the nodes say; output:\n%s", after, err, out.String())
+		}
+		if n := strings.Count(out.String(), "\n  stopped "); n != 1 || strings.Contains(out.String(), "FAILED") {
+			t.Errorf("interrupted after %v: %d steps were stopped, want one, and none that failed; output:\n%s", after, n, out.String())
 		}
 	}
 }
@@ -156,16 +161,26 @@ func TestTally(t *testing.T) {
 func TestScreen(t *testing.T) {
 	for _, width := range []int{0, 40} {
 		var b bytes.Buffer
-		s := &screen{out: &b, width: width}
+		s := &screen{out: &output{to: &b}, width: width}
+		stopped, stop := context.WithCancel(t.Context())
+		stop()
+		late, cancel := context.WithTimeout(t.Context(), 0)
+		defer cancel()
 		s.show(func() string { return "1234567890 and so on beyond the edge" })
 		fail := errors.New("no")
-		if err := s.step("waits", func() error { time.Sleep(150 * time.Millisecond); return nil }); err != nil {
+		if err := s.step(t.Context(), "waits", func() error { time.Sleep(150 * time.Millisecond); return nil }); err != nil {
 			t.Error(err)
 		}
-		if err := s.step("fails", func() error { return fail }); err != fail {
-			t.Errorf("got %v", err)
+		for _, ctx := range []context.Context{t.Context(), late, stopped} {
+			if err := s.step(ctx, "fails", func() error { return fail }); err != fail {
+				t.Errorf("got %v", err)
+			}
 		}
-		plain := "  ok     waits (0.2 s)\n  FAILED fails (0.0 s)\n"
+		if err := s.step(stopped, "is done", func() error { return nil }); err != nil {
+			t.Error(err)
+		}
+		plain := "  ok      waits (0.2 s)\n  FAILED  fails (0.0 s)\n  FAILED  fails (0.0 s)\n" +
+			"  stopped fails (0.0 s)\n  ok      is done (0.0 s)\n"
 		if width == 0 {
 			if got := strings.Replace(b.String(), "(0.1 s)", "(0.2 s)", 1); got != plain {
 				t.Errorf("got %q, want %q", got, plain)
@@ -179,6 +194,70 @@ func TestScreen(t *testing.T) {
 		}
 		if !strings.Contains(b.String(), "waits: 1234567890") {
 			t.Errorf("no progress in %q", b.String())
+		}
+	}
+}
+
+// The line of a running step has room for its progress in the 80 columns of a terminal.
+func TestProgressFits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes its time: leave out -short")
+	}
+	var b bytes.Buffer
+	if err := run(t.Context(), &screen{out: &output{to: &b}, width: 80}); err != nil {
+		t.Fatalf("%v\noutput:\n%s", err, b.String())
+	}
+	whole := regexp.MustCompile(`^  [|/\\-] {7}.*: ([0-9.]+ k?M?B, [0-9]+ UDP, [0-9]+ HTTP) *$`)
+	seen, longest := make(map[string]bool), len("123.4 MB, 30000 UDP, 2400 HTTP") // of a minute, which is the limit
+	for line := range strings.SplitSeq(b.String(), "\r") {
+		what, progress, ok := strings.Cut(line, ": ")
+		if !ok || strings.Contains(line, "\n") {
+			continue
+		}
+		if !whole.MatchString(line) || len(what)+len(": ")+longest > 79 {
+			t.Errorf("%q: %q is cut, or would be", what, progress)
+		}
+		seen[what[len("  |       "):]] = true
+	}
+	if len(seen) < 3 {
+		t.Errorf("progress was shown of %d steps: %v", len(seen), seen)
+	}
+}
+
+// full is a device with no space left after some bytes.
+type full struct{ left int }
+
+var errFull = errors.New("no space left")
+
+func (f *full) Write(p []byte) (int, error) {
+	n := min(len(p), f.left)
+	f.left -= n
+	if n < len(p) {
+		return n, errFull
+	}
+	return n, nil
+}
+
+// An output that cannot be written ends the story, and fails it.
+func TestOutputFull(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		room int
+	}{{nil, 0}, {nil, 150}, {[]string{"-h"}, 0}, {[]string{"-h"}, 100}} {
+		var stderr bytes.Buffer
+		start := time.Now()
+		code := command(c.args, &full{c.room}, &stderr)
+		if want := "quickstart: writing the output: no space left\n"; code != exitFailed || stderr.String() != want {
+			t.Errorf("%q with room for %d bytes: exit code %d and %q, want %d and %q", c.args, c.room, code, stderr.String(), exitFailed, want)
+		}
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("%q with room for %d bytes: it went on for %v", c.args, c.room, took)
+		}
+	}
+	o := &output{to: &full{1}}
+	for range 2 {
+		if _, err := o.Write([]byte("ab")); !errors.Is(err, errOutput) || !errors.Is(err, errFull) {
+			t.Errorf("got %v", err)
 		}
 	}
 }

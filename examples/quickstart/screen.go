@@ -1,6 +1,9 @@
 package main
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +19,7 @@ import (
 // screen prints one line for each step. On a terminal the line of the running step is kept up to date.
 // It has no colours, so NO_COLOR has nothing to turn off.
 type screen struct {
-	out   io.Writer
+	out   *output
 	width int // columns of the terminal; 0: no terminal, or one that cannot go back to the start of a line
 
 	mu       sync.Mutex
@@ -24,7 +27,7 @@ type screen struct {
 }
 
 func newScreen(out io.Writer) *screen {
-	s := &screen{out: out}
+	s := &screen{out: &output{to: out}}
 	if f, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd())) {
 		s.width = 80 // of a terminal that does not say
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
@@ -32,6 +35,26 @@ func newScreen(out io.Writer) *screen {
 		}
 	}
 	return s
+}
+
+// errOutput is wrapped by what step and run return where the output could not be written.
+var errOutput = errors.New("writing the output")
+
+// output keeps the first error of a write, and writes nothing more after it.
+type output struct {
+	to  io.Writer
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	if o.err != nil {
+		return 0, o.err
+	}
+	n, err := o.to.Write(p)
+	if err != nil {
+		o.err = fmt.Errorf("%w: %w", errOutput, err)
+	}
+	return n, o.err
 }
 
 func (s *screen) printf(format string, a ...any) { fmt.Fprintf(s.out, format, a...) }
@@ -43,8 +66,8 @@ func (s *screen) show(f func() string) {
 	s.progress = f
 }
 
-// step does what it says, and prints a line about it.
-func (s *screen) step(what string, do func() error) error {
+// step does what it says, and prints a line about it. What ends because ctx was cancelled did not fail.
+func (s *screen) step(ctx context.Context, what string, do func() error) error {
 	start := time.Now()
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -54,12 +77,15 @@ func (s *screen) step(what string, do func() error) error {
 	err := do()
 	close(stop)
 	<-stopped
-	mark := "ok    "
-	if err != nil {
+	mark := "ok"
+	switch {
+	case err != nil && errors.Is(ctx.Err(), context.Canceled):
+		mark = "stopped"
+	case err != nil:
 		mark = "FAILED"
 	}
-	s.printf("  %s %s (%.1f s)\n", mark, what, time.Since(start).Seconds())
-	return err
+	s.printf("  %-7s %s (%.1f s)\n", mark, what, time.Since(start).Seconds())
+	return cmp.Or(err, s.out.err)
 }
 
 // animate writes the running step's line again and again, and clears it in the end.
@@ -70,7 +96,7 @@ func (s *screen) animate(what string, stop <-chan struct{}) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for i := 0; ; i++ {
-		line := fmt.Sprintf("  %c      %s", `|/-\`[i%4], what)
+		line := fmt.Sprintf("  %c       %s", `|/-\`[i%4], what)
 		s.mu.Lock()
 		if s.progress != nil {
 			line += ": " + s.progress()

@@ -52,7 +52,7 @@ func run(ctx context.Context, s *screen) (err error) {
 		return c.explain(err)
 	}
 	s.printf("\nNo byte was lost. That took %.1f s.\n", time.Since(start).Seconds())
-	return nil
+	return s.out.err
 }
 
 // begin makes a mesh of three nodes.
@@ -62,15 +62,15 @@ func (c *cluster) begin(ctx context.Context, s *screen) error {
 			return err
 		}
 	}
-	err := s.step("amsterdam, berlin and cairo join", func() error { return c.settled(ctx) })
+	err := s.step(ctx, "amsterdam, berlin and cairo join", func() error { return c.settled(ctx) })
 	if err != nil {
 		return err
 	}
-	err = s.step("each fetches a page from every other", func() error { return c.fetchAll(ctx, c.nodes) })
+	err = s.step(ctx, "each fetches a page from every other", func() error { return c.fetchAll(ctx, c.nodes) })
 	if err != nil {
 		return err
 	}
-	return s.step("each counts what it sent and received", func() error { return c.counted(ctx) })
+	return s.step(ctx, "each counts what it sent and received", func() error { return c.counted(ctx) })
 }
 
 // change changes the mesh under a transfer.
@@ -82,7 +82,7 @@ func (c *cluster) change(ctx context.Context, s *screen) (r result, err error) {
 		if err != nil {
 			return
 		}
-		err = s.step(what, func() error {
+		err = s.step(ctx, what, func() error {
 			if err := do(); err != nil {
 				return err
 			}
@@ -90,7 +90,7 @@ func (c *cluster) change(ctx context.Context, s *screen) (r result, err error) {
 		})
 	}
 
-	step(fmt.Sprintf("berlin announces %v, and data flows to it and to cairo", movingPrefix), func() error {
+	step(fmt.Sprintf("berlin announces %v; data flows to it and cairo", movingPrefix), func() error {
 		if err := errors.Join(t.receive(berlin), c.announce(ctx, berlin)); err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (c *cluster) change(ctx context.Context, s *screen) (r result, err error) {
 	})
 	s.show(t.progress)
 	defer s.show(nil)
-	step("delhi joins, and fetches from and serves every other", func() error {
+	step("delhi joins, fetches and serves pages", func() error {
 		if err := c.add("delhi", 4); err != nil {
 			return err
 		}
@@ -110,12 +110,12 @@ func (c *cluster) change(ctx context.Context, s *screen) (r result, err error) {
 		}
 		return c.fetchAll(ctx, c.nodes[3:])
 	})
-	step(fmt.Sprintf("%v moves from berlin to delhi", movingPrefix), func() error {
+	step(fmt.Sprintf("%v moves to delhi", movingPrefix), func() error {
 		return c.move(ctx, t, berlin, c.nodes[3])
 	})
 	step("berlin leaves, and its peers drop it", func() error { return c.leave(ctx, berlin) })
 	if err == nil {
-		err = s.step("what is still on its way arrives", func() error {
+		err = s.step(ctx, "what is still on its way arrives", func() error {
 			if r, err = t.finish(); err != nil {
 				return err
 			}
@@ -244,8 +244,11 @@ func (c *cluster) close() error {
 	return errors.Join(errs...)
 }
 
-// explain adds to an error what each node says is wrong.
+// explain adds to an error what each node says is wrong. An output that cannot be written is not theirs.
 func (c *cluster) explain(err error) error {
+	if errors.Is(err, errOutput) {
+		return err
+	}
 	var b strings.Builder
 	for _, n := range c.nodes {
 		view, _ := n.mesh.Current()

@@ -212,7 +212,7 @@ func (t *transfer) complete() bool {
 	return t.datagrams.missing() == 0 && t.received.count() == t.sent.Load()
 }
 
-// progress is for those who watch.
+// progress is for those who watch, and short: it has to fit beside what the step is called.
 func (t *transfer) progress() string {
-	return fmt.Sprintf("%s by TCP, %d datagrams, %d requests", size(t.received.count()), t.datagrams.count(), t.requests.count())
+	return fmt.Sprintf("%s, %d UDP, %d HTTP", size(t.received.count()), t.datagrams.count(), t.requests.count())
 }
