@@ -9,10 +9,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	devmem "github.com/warren-mesh/warren/datapath/memory"
 	"github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry/memory"
+	"github.com/warren-mesh/warren/mesh/view"
 )
 
 func Example() {
@@ -64,4 +68,54 @@ func TestREADME(t *testing.T) {
 	if want := "func Example() {\n" + function + "\n}\n"; block != want {
 		t.Errorf("the README shows\n%s\nand the example is\n%s", block, want)
 	}
+}
+
+// The README shows a condition as a line. It is the one that a node has which announces a prefix that
+// another, whose ID sorts first, announces too.
+func TestREADMECondition(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		store, network := memory.New(), devmem.NewNetwork()
+		ended := make(chan error)
+		var berlin mesh.Mesh
+		for i, name := range []string{"amsterdam", "berlin"} {
+			at := netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
+			m, err := mesh.New(mesh.Config{
+				Node:      name,
+				Registry:  store,
+				Datapath:  devmem.New(devmem.Options{Network: network, Addrs: []netip.Addr{at}}),
+				Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)})},
+				Announce:  []netip.Prefix{netip.MustParsePrefix("10.90.0.0/24")},
+				Endpoints: []netip.AddrPort{netip.AddrPortFrom(at, 0)},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { ended <- m.Run(ctx) }()
+			berlin = m
+		}
+		time.Sleep(time.Minute)
+		v, _ := berlin.Current()
+		cancel()
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		// That amsterdam's claim is not used here is a condition, too.
+		var conflicts []string
+		for c := range v.Find(view.PrefixConflict) {
+			conflicts = append(conflicts, c.String())
+		}
+		if len(conflicts) != 1 {
+			t.Fatalf("conflicts: %q, want one; all conditions: %v", conflicts, v.Conditions)
+		}
+		if !strings.Contains(string(readme), "\n\n    "+conflicts[0]+"\n\n") {
+			t.Errorf("the README does not show the condition as it is:\n\n    %s", conflicts[0])
+		}
+	})
 }
