@@ -403,8 +403,8 @@ func (r *run) opened(b registry.Batch) core.Records {
 	}
 	now := time.Now()
 	for _, e := range b.Put {
-		_, name, err := registry.ParseID(e.ID)
-		if err != nil {
+		kind, name, err := registry.ParseID(e.ID)
+		if err != nil || kind != registry.KindNode {
 			continue // no node can have it
 		}
 		was, seen := raw[name]
@@ -416,7 +416,7 @@ func (r *run) opened(b registry.Batch) core.Records {
 		in.Put = append(in.Put, r.openOne(name, e.Data, now))
 	}
 	for _, id := range b.Deleted {
-		if _, name, err := registry.ParseID(id); err == nil {
+		if kind, name, err := registry.ParseID(id); err == nil && kind == registry.KindNode {
 			delete(r.raw, name)
 			in.Deleted = append(in.Deleted, name)
 		}

@@ -111,6 +111,9 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 			}
 			switch binary.LittleEndian.Uint32(packets[i]) {
 			case handshakeInitiation:
+				if sizes[i] != device.MessageInitiationSize {
+					continue
+				}
 				if from, err := netip.ParseAddrPort(eps[i].DstToString()); err == nil && b.crosses(from) {
 					sizes[i] = 0
 				}

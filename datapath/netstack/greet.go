@@ -11,8 +11,9 @@ import (
 
 // greeting is the first handshake with a peer.
 type greeting struct {
-	step int // an index of greetFirst and greetLast, or stepResend
-	next time.Time
+	step  int // an index of greetFirst and greetLast, or stepResend
+	next  time.Time
+	waits int // how often it was put off because the peer spoke
 }
 
 const (
@@ -37,7 +38,7 @@ func (n *Net) greet(w *wireguard, k key.Public) {
 		times = greetFirst
 	}
 	n.mu.Lock()
-	n.greets[k] = &greeting{stepAnew, time.Now().Add(times[stepAnew])}
+	n.greets[k] = &greeting{step: stepAnew, next: time.Now().Add(times[stepAnew])}
 	n.startObserving()
 	n.mu.Unlock()
 	initiate(w, k, false)
@@ -53,9 +54,10 @@ func (n *Net) greet(w *wireguard, k key.Public) {
 // The one that lives may have come before the other node knew this one. So the same initiation is
 // sent once more, which is harmless to a node that is answering the first: it has its time stamp in it.
 type precedence struct {
-	key  key.Public
-	sent time.Time // the last initiation to it
-	msg  []byte    // and its text
+	key     key.Public
+	sent    time.Time // the last initiation to it
+	yielded time.Time // when this node last dropped its own
+	msg     []byte    // and its text
 }
 
 const (
@@ -69,6 +71,10 @@ const (
 	// settling is how long a peer is left alone after a handshake message of it arrived. To begin anew
 	// just then would end the session that comes of it before it was seen.
 	settling = 150 * time.Millisecond
+	// yielding is how long this node does not yield again: what it yielded to may have been forged.
+	yielding = 3 * time.Second
+	// maxWaits bounds how often a greeting is put off: what the peer seemed to say may have been forged.
+	maxWaits = 3
 	// maxHeard bounds what strangers can have remembered.
 	maxHeard = 1024
 )
@@ -94,7 +100,8 @@ func (n *Net) yields(to netip.AddrPort, msg []byte) bool {
 	if p == nil {
 		return false
 	}
-	if time.Since(n.heard[to]) < answering {
+	if time.Since(n.heard[to]) < answering && time.Since(p.yielded) > yielding {
+		p.yielded = time.Now()
 		delete(n.heard, to) // once, lest a lost answer is waited for
 		n.greetAgain(p.key, stepAnew)
 		return true
@@ -142,7 +149,7 @@ func (n *Net) speaks(from netip.AddrPort) {
 // greetAgain has another try soon, where there is no session yet. mu is held.
 func (n *Net) greetAgain(k key.Public, step int) {
 	if p := n.peers[k]; p != nil && !p.shook {
-		n.greets[k] = &greeting{step, time.Now().Add(crossed)}
+		n.greets[k] = &greeting{step: step, next: time.Now().Add(crossed)}
 		n.startObserving()
 	}
 }
@@ -181,7 +188,8 @@ func (n *Net) greetDue(now time.Time) {
 		if g.next.After(now) {
 			continue
 		}
-		if now.Sub(n.lively[p.endpoint]) < settling {
+		if now.Sub(n.lively[p.endpoint]) < settling && g.waits < maxWaits {
+			g.waits++
 			g.next = now.Add(settling)
 			continue
 		}

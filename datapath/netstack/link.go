@@ -141,6 +141,9 @@ func (l *link) receive(b []byte) {
 		return
 	}
 	t := l.table.Load()
+	if src, _ := source(b); t.mine(src) || tooBig(b) {
+		return
+	}
 	switch {
 	case !t.accepts(dst):
 		l.reject(t, b, netUnreachable)
@@ -292,4 +295,12 @@ func (q *queue) close() {
 	q.readable.Broadcast()
 	q.writable.Broadcast()
 	q.mu.Unlock()
+}
+
+// tooBig reports whether b says that a packet was too big for a path. In a mesh there is no path but the
+// tunnel, whose MTU is known, and no peer is to choose that of connections with another.
+func tooBig(b []byte) bool {
+	proto, p, ok := transport(b)
+	return ok && len(p) > 1 && (b[0]>>4 == 4 && proto == uint8(header.ICMPv4ProtocolNumber) && p[0] == uint8(header.ICMPv4DstUnreachable) && p[1] == uint8(header.ICMPv4FragmentationNeeded) ||
+		b[0]>>4 == 6 && proto == uint8(header.ICMPv6ProtocolNumber) && p[0] == uint8(header.ICMPv6PacketTooBig))
 }

@@ -82,7 +82,12 @@ type protocol struct {
 
 func (p *protocol) NewEndpoint(nic stack.NetworkInterface, d stack.TransportDispatcher) stack.NetworkEndpoint {
 	e := p.NetworkProtocol.NewEndpoint(nic, d)
-	return &endpoint{e, e.(stack.AddressableEndpoint), e.(stack.GroupAddressableEndpoint), p.link}
+	w := &endpoint{NetworkEndpoint: e, AddressableEndpoint: e.(stack.AddressableEndpoint), GroupAddressableEndpoint: e.(stack.GroupAddressableEndpoint), link: p.link}
+	if p.Number() == ipv4.ProtocolNumber {
+		w.temps = new(stack.AddressableEndpointState)
+		w.temps.Init(e, stack.AddressableEndpointStateOptions{})
+	}
+	return w
 }
 
 type endpoint struct {
@@ -90,6 +95,18 @@ type endpoint struct {
 	stack.AddressableEndpoint
 	stack.GroupAddressableEndpoint
 	link *link
+
+	// temps are the addresses that connections are from, of IPv4. Its own endpoint compares every
+	// packet's source with the broadcast address of each address it has, one after the other.
+	temps *stack.AddressableEndpointState
+}
+
+// AcquireAssignedAddress is what the stack calls for a route; ipv4 itself calls its own.
+func (e *endpoint) AcquireAssignedAddress(local tcpip.Address, allowTemp bool, peb stack.PrimaryEndpointBehavior, readOnly bool) stack.AddressEndpoint {
+	if e.temps == nil {
+		return e.AddressableEndpoint.AcquireAssignedAddress(local, allowTemp, peb, readOnly)
+	}
+	return e.temps.AcquireAssignedAddress(local, allowTemp, peb, readOnly)
 }
 
 // AcquireOutgoingPrimaryAddress chooses the source of packets that have none.

@@ -58,6 +58,17 @@ func (t *table) send(dst netip.Addr) (verdict, hop) {
 // accepts reports whether packets for dst are accepted when they arrive.
 func (t *table) accepts(dst netip.Addr) bool { return t.own.Contains(dst) }
 
+// mine reports whether a is this node's own, so that no peer may send from it: a peer that has a wider
+// prefix may, as far as WireGuard is concerned.
+func (t *table) mine(a netip.Addr) bool {
+	if !t.own.Contains(a) {
+		return false
+	}
+	own, ok := t.own.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
+	peers, _, has := t.peers.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen()))
+	return ok && (!has || own.Bits() > peers.Bits() || t.isAddr(a)) // the same prefix is moving
+}
+
 // isAddr reports whether a is one of Addrs.
 func (t *table) isAddr(a netip.Addr) bool {
 	h, ok := t.hops.Get(netip.PrefixFrom(a, a.BitLen()))

@@ -196,7 +196,7 @@ func (m *Machine) sawSelf(now time.Time, o Opened, reset bool) {
 	switch {
 	case !m.started:
 		m.had = r
-	case r.Instance != m.cfg.Instance:
+	case r.Instance != m.cfg.Instance || r.Sequence > m.rec.Sequence || r.Sequence == m.rec.Sequence && !record.Equal(r, m.rec):
 		if m.overwritten(now) && m.doubles >= doublesN {
 			m.raise(now, view.DuplicateNode, m.cfg.Node, "", fmt.Sprintf("another process publishes records as this node, with key %s", r.Key.Short()),
 				"give every node an ID and a state directory of its own")
