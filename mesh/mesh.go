@@ -187,10 +187,23 @@ func (m *node) forget() {
 
 // withdraw deletes the record, so that peers stop sending, and then removes the device.
 func (m *node) withdraw(ctx context.Context) error {
-	if err := retry(ctx, func(ctx context.Context) error { return m.cfg.Registry.Delete(ctx, registry.NodeID(m.cfg.Node)) }); err != nil {
+	if err := m.deleteRecord(ctx); err != nil {
+		return err
+	}
+	return m.removeDevice(ctx)
+}
+
+func (m *node) deleteRecord(ctx context.Context) error {
+	err := retry(ctx, func(ctx context.Context) error { return m.cfg.Registry.Delete(ctx, registry.NodeID(m.cfg.Node)) })
+	if err != nil {
 		return fmt.Errorf("leaving: the record is not withdrawn: %w", err)
 	}
-	if err := retry(ctx, func(ctx context.Context) error { return m.cfg.Datapath.Apply(ctx, datapath.RemoveDevice{}) }); err != nil {
+	return nil
+}
+
+func (m *node) removeDevice(ctx context.Context) error {
+	err := retry(ctx, func(ctx context.Context) error { return m.cfg.Datapath.Apply(ctx, datapath.RemoveDevice{}) })
+	if err != nil {
 		return fmt.Errorf("leaving: the record is withdrawn, but the device is not removed: %w", err)
 	}
 	m.forget()

@@ -170,17 +170,35 @@ type batch struct {
 // watch passes on the registry's batches. While the loop is busy it does not take the next one, and the
 // registry merges.
 func (r *run) watch(ctx context.Context) error {
-	for b, err := range r.cfg.Registry.Watch(ctx, registry.KindNode) {
+	delays := newBackoff()
+	for {
+		for b, err := range r.cfg.Registry.Watch(ctx, registry.KindNode) {
+			if err == nil {
+				delays.Reset()
+			}
+			if !r.pass(ctx, batch{b, err}) {
+				return nil
+			}
+		}
+		// A registry that keeps to its contract does not get here while ctx lasts.
+		if !r.pass(ctx, batch{err: errors.New("the registry ended its watch by itself")}) {
+			return nil
+		}
 		select {
-		case r.batches <- batch{b, err}:
+		case <-time.After(delays.NextBackOff()):
 		case <-ctx.Done():
 			return nil
 		}
 	}
-	if ctx.Err() == nil {
-		return errors.New("the registry ended its watch by itself")
+}
+
+func (r *run) pass(ctx context.Context, b batch) bool {
+	select {
+	case r.batches <- b:
+		return true
+	case <-ctx.Done():
+		return false
 	}
-	return nil
 }
 
 // publish puts this node's newest record, for as long as it takes.
@@ -271,6 +289,14 @@ func (r *run) loop(ctx context.Context) error {
 	r.do(ctx, core.Announced{Snapshot: snapshot})
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	leave := r.leave
+	var leaving leaving      // asked for, if withdrawn is not nil
+	var withdrawn chan error // its record is withdrawn, or is not
+	defer func() {
+		if withdrawn != nil {
+			<-withdrawn
+		}
+	}()
 	for {
 		timer.Stop()
 		if !r.wake.IsZero() {
@@ -279,15 +305,29 @@ func (r *run) loop(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case l := <-r.leave:
-			err := r.leaveNow(ctx, l.ctx)
-			if err != nil && ctx.Err() != nil {
+		case l := <-leave:
+			leave, leaving = nil, l // one at a time
+			withdrawn = make(chan error, 1)
+			go func() { withdrawn <- r.unpublish(ctx, l.ctx) }()
+		case err := <-withdrawn:
+			withdrawn = nil
+			if err == nil {
+				if err = r.removeDevice(leaving.ctx); err != nil {
+					<-r.putting
+				}
+			}
+			var p *panicked
+			switch {
+			case errors.As(err, &p):
+				return err
+			case err != nil && ctx.Err() != nil:
 				return nil // Leave goes on by itself
 			}
-			l.answer <- err
+			leaving.answer <- err
 			if err == nil {
 				return ErrLeft
 			}
+			leave = r.leave
 			r.do(ctx, core.Touched{})
 		case b := <-r.batches:
 			if b.err != nil {
@@ -314,8 +354,14 @@ func (r *run) loop(ctx context.Context) error {
 	}
 }
 
-// leaveNow withdraws the node with nobody putting its record beside it, and where that succeeds, after it.
-func (r *run) leaveNow(running, asked context.Context) error {
+// unpublish withdraws the node's record with nobody putting it beside it. Where it succeeds nobody puts
+// it again until putting is given back. The loop goes on meanwhile: the registry may be away for long.
+func (r *run) unpublish(running, asked context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicked{"withdrawing the record", p, debug.Stack()}
+		}
+	}()
 	ctx, cancel := context.WithCancel(asked)
 	defer cancel()
 	defer context.AfterFunc(running, cancel)()
@@ -324,8 +370,7 @@ func (r *run) leaveNow(running, asked context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("leaving: the registry does not answer: %w", context.Cause(ctx))
 	}
-	err := r.withdraw(ctx)
-	if err != nil {
+	if err = r.deleteRecord(ctx); err != nil {
 		<-r.putting
 	}
 	return err
@@ -402,11 +447,18 @@ func (r *run) opened(b registry.Batch) core.Records {
 		r.raw = make(map[string][]byte, len(b.Put))
 	}
 	now := time.Now()
+	at := make(map[string]int, len(b.Put))
 	for _, e := range b.Put {
 		kind, name, err := registry.ParseID(e.ID)
 		if err != nil || kind != registry.KindNode {
 			continue // no node can have it
 		}
+		if first, twice := at[name]; twice { // against the contract: the last one counts
+			in.Put[first] = r.openOne(name, e.Data, now)
+			r.raw[name] = e.Data
+			continue
+		}
+		at[name] = len(in.Put)
 		was, seen := raw[name]
 		r.raw[name] = e.Data
 		if seen && name != r.cfg.Node && bytes.Equal(was, e.Data) {

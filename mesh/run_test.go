@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -379,17 +380,108 @@ func TestRule20_APanicIsAnError(t *testing.T) {
 	}
 }
 
+// A registry that ends its watch against its contract is a condition, and is asked again.
 func TestRegistryThatEndsItsWatch(t *testing.T) {
-	bubble(t, meshtest.Options{Nodes: 1}, func(t *testing.T, c *meshtest.Cluster) {
+	bubble(t, meshtest.Options{Nodes: 2}, func(t *testing.T, c *meshtest.Cluster) {
 		cfg := c.Nodes[0].Config
-		cfg.Registry = hookedRegistry{Registry: cfg.Registry, ends: true}
+		cfg.Registry = hookedRegistry{Registry: cfg.Registry, ends: true} // after each first batch
 		m, err := mesh.New(cfg)
 		must(t, err)
-		if err := m.Run(after(t, time.Minute)); err == nil {
-			t.Error("no error")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		must(t, mesh.Ready(after(t, time.Minute), m))
+		c.Nodes[1].Start()
+		time.Sleep(time.Minute)
+		v, _ := m.Current()
+		if _, ok := v.Peer(c.Nodes[1].Config.Node); !ok {
+			t.Error("what changed after the watch had ended was never seen")
 		}
+		cancel()
+		must(t, <-done)
 	})
 }
+
+// An entry of another kind is no node, and an ID that comes twice in a batch, against the contract, is
+// what it is the last time.
+func TestOddBatches(t *testing.T) {
+	bubble(t, meshtest.Options{Nodes: 2}, func(t *testing.T, c *meshtest.Cluster) {
+		c.Nodes[1].Start()
+		time.Sleep(time.Second)
+		good := c.Store.Snapshot().Entries
+		var other []byte
+		for _, e := range good {
+			other = e.Data
+		}
+		id := registry.NodeID(c.Nodes[1].Config.Node)
+		cfg := c.Nodes[0].Config
+		cfg.Registry = scriptedRegistry{cfg.Registry, []registry.Batch{
+			{Reset: true, Put: []registry.Entry{{ID: id, Data: []byte("{}")}, {ID: id, Data: other}, {ID: "trust/x", Data: other}}},
+			{Deleted: []string{"trust/" + c.Nodes[1].Config.Node}},
+		}}
+		m, err := mesh.New(cfg)
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		v, _ := m.Current()
+		if _, ok := v.Peer(c.Nodes[1].Config.Node); !ok || len(v.Peers) != 1 {
+			t.Errorf("peers are %v, conditions %v", v.Peers, v.Conditions)
+		}
+		cancel()
+		must(t, <-done)
+	})
+}
+
+// scriptedRegistry yields given batches and then nothing more.
+type scriptedRegistry struct {
+	registry.Registry
+	batches []registry.Batch
+}
+
+func (r scriptedRegistry) Watch(ctx context.Context, _ string) iter.Seq2[registry.Batch, error] {
+	return func(yield func(registry.Batch, error) bool) {
+		for _, b := range r.batches {
+			if !yield(b, nil) {
+				return
+			}
+		}
+		<-ctx.Done()
+	}
+}
+
+// While a Leave waits for the registry, the mesh goes on as before.
+func TestLeaveHoldsNothingUp(t *testing.T) {
+	bubble(t, meshtest.Options{Nodes: 2}, func(t *testing.T, c *meshtest.Cluster) {
+		cfg := c.Nodes[0].Config
+		cfg.Registry = noDelete{cfg.Registry}
+		m, err := mesh.New(cfg)
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Run(ctx) }()
+		must(t, mesh.Ready(after(t, time.Minute), m))
+		left := make(chan error, 1)
+		go func() { left <- m.Leave(after(t, time.Minute)) }()
+		time.Sleep(time.Second)
+		c.Nodes[1].Start()
+		time.Sleep(5 * time.Second)
+		v, _ := m.Current()
+		if _, ok := v.Peer(c.Nodes[1].Config.Node); !ok {
+			t.Error("a node that joined during a Leave is not seen")
+		}
+		if err := <-left; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Leave: %v", err)
+		}
+		cancel()
+		must(t, <-done)
+	})
+}
+
+type noDelete struct{ registry.Registry }
+
+func (noDelete) Delete(context.Context, string) error { return errors.New("not allowed") }
 
 func TestTwoProcessesAsOneNode(t *testing.T) {
 	var puts [2]tally
