@@ -144,6 +144,9 @@ func (c Config) check() (Config, error) {
 			bad("Announce", "%v is not allowed: default routes, and what is wider than /8 (IPv4) or /16 (IPv6), need Accept to allow them", q)
 		}
 	}
+	if len(c.Announce) > record.MaxPrefixes {
+		bad("Announce", "has %d, at most %d are allowed", len(c.Announce), record.MaxPrefixes)
+	}
 	for i, e := range c.Endpoints {
 		checked := e
 		if e.Port() == 0 {

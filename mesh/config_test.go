@@ -47,6 +47,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 		{func(c *mesh.Config) { c.Announce = []netip.Prefix{{}} }, []string{"Announce", "invalid Prefix"}},
 		{func(c *mesh.Config) { c.Announce = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")} }, []string{"Announce", "0.0.0.0/0", "Accept"}},
 		{func(c *mesh.Config) { c.Announce = []netip.Prefix{netip.MustParsePrefix("2000::/3")} }, []string{"Announce", "2000::/3", "Accept"}},
+		{func(c *mesh.Config) { c.Announce = manyPrefixes(16385) }, []string{"Announce", "16385", "16384"}},
 		{func(c *mesh.Config) { c.Announce = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/8")} }, []string{"Announce", "224.0.0.0/8"}},
 		{func(c *mesh.Config) {
 			c.Accept = func(string, netip.Prefix) bool { return false }
@@ -240,4 +241,12 @@ func TestRule06_StartsAreCounted(t *testing.T) {
 			t.Errorf("with a new device, epoch and generation are %v", is)
 		}
 	})
+}
+
+func manyPrefixes(n int) []netip.Prefix {
+	ps := make([]netip.Prefix, n)
+	for i := range ps {
+		ps[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+	}
+	return ps
 }
