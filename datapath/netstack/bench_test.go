@@ -16,6 +16,7 @@ import (
 	theirs "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/datapath/netstack"
 )
 
 // BenchmarkTCP compares with wireguard-go's own netstack: two devices over loopback each, which take
@@ -48,6 +49,41 @@ func BenchmarkTCP(b *testing.B) {
 			b.ReportMetric(mbps(t1), "ours-MB/s")
 			b.ReportMetric(mbps(t2), "theirs-MB/s")
 			b.ReportMetric(t2.Seconds()/t1.Seconds(), "ratio")
+		})
+	}
+}
+
+// BenchmarkManyAddresses sends beside idle connections to as many addresses of Local, which should not
+// make it slower.
+//
+//	go test -run '^$' -bench ManyAddresses -benchtime 5x ./datapath/netstack/
+func BenchmarkManyAddresses(b *testing.B) {
+	for _, idle := range []int{0, 1000, 4000} {
+		b.Run(fmt.Sprintf("idle=%d", idle), func(b *testing.B) {
+			const size = 64 << 20
+			x := newNode(b, "x", netstack.Options{}, "10.0.0.1")
+			y := newNode(b, "y", netstack.Options{}, "10.0.0.2")
+			y.want.Local = set("10.9.0.0/16")
+			connect(x, y)
+			l, err := y.Listen("tcp", ":81")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			go echoTCP(l)
+			for i := range idle {
+				c, err := x.DialContext(within(b, timeout), "tcp", fmt.Sprintf("10.9.%d.%d:81", i>>8, i&255))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer c.Close()
+			}
+			s := newStreams(b, 1, func() (net.Listener, error) { return y.Listen("tcp", "10.0.0.2:80") }, x.DialContext)
+			s.send(b, size/8)
+			b.SetBytes(size)
+			for b.Loop() {
+				s.send(b, size)
+			}
 		})
 	}
 }

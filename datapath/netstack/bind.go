@@ -20,6 +20,7 @@ import (
 type bind struct {
 	conn.Bind
 	watch   *watch
+	meant   func(msg []byte) bool                    // whether a handshake message is for this node's key
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
 	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
@@ -111,14 +112,14 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 			}
 			switch binary.LittleEndian.Uint32(packets[i]) {
 			case handshakeInitiation:
-				if sizes[i] != device.MessageInitiationSize {
+				if sizes[i] != device.MessageInitiationSize || !b.meant(packets[i][:sizes[i]]) {
 					continue
 				}
 				if from, err := netip.ParseAddrPort(eps[i].DstToString()); err == nil && b.crosses(from) {
 					sizes[i] = 0
 				}
 			case handshakeResponse, transportData:
-				if packets[i][0] == handshakeResponse {
+				if packets[i][0] == handshakeResponse && sizes[i] == device.MessageResponseSize && b.meant(packets[i][:sizes[i]]) {
 					if from, err := netip.ParseAddrPort(eps[i].DstToString()); err == nil {
 						b.answers(from)
 					}

@@ -24,7 +24,8 @@ type wireguard struct {
 	tun    *tunDevice
 	bind   *bind
 	public key.Public
-	ended  chan struct{} // closed when it is ended on purpose
+	mac1   device.CookieChecker // by public
+	ended  chan struct{}        // closed when it is ended on purpose
 }
 
 // alive reports whether the device is there. One that ended still says yes to everything it is told.
@@ -192,10 +193,9 @@ func (n *Net) newDevice(d datapath.Device) error {
 	if n.opts.Bind != nil {
 		inner = n.opts.Bind
 	}
-	w := &wireguard{
-		tun: newTUN(n.link), bind: &bind{Bind: inner(), watch: &n.watch, crosses: n.crosses, answers: n.answers, yields: n.yields},
-		public: d.Key.Public(), ended: make(chan struct{}),
-	}
+	w := &wireguard{tun: newTUN(n.link), public: d.Key.Public(), ended: make(chan struct{})}
+	w.mac1.Init(w.public.Bytes())
+	w.bind = &bind{Bind: inner(), watch: &n.watch, meant: w.mac1.CheckMAC1, crosses: n.crosses, answers: n.answers, yields: n.yields}
 	w.Device = device.NewDevice(w.tun, w.bind, n.logger())
 	mark := d.Mark
 	d.Mark = 0
@@ -255,7 +255,7 @@ func (n *Net) attend(w *wireguard) {
 	}
 }
 
-// removeDevice ends the device, if there is one. n.op is held.
+// removeDevice ends the device, if there is one, and with it what Settle said of it. n.op is held.
 func (n *Net) removeDevice() {
 	n.mu.Lock()
 	w := n.wg
@@ -268,6 +268,7 @@ func (n *Net) removeDevice() {
 		w.Close()
 	}
 	n.mu.Lock()
+	n.settled = false
 	n.forget()
 	n.mu.Unlock()
 }
@@ -303,6 +304,7 @@ func (n *Net) changeDevice(w *wireguard, d datapath.Device) error {
 		if err := w.set(uapi.Device(datapath.Device{Key: d.Key})); err != nil {
 			return fmt.Errorf("key: %w", err)
 		}
+		w.mac1.Init(public.Bytes())
 		n.mu.Lock()
 		w.public = public
 		clear(n.first)

@@ -53,7 +53,7 @@ func splitHostPort(address string) (host string, port uint16, err error) {
 // "tcp6", "udp", "udp4" and "udp6"; names are looked up with Options.Resolve, and their addresses
 // tried in its order.
 //
-// An address that no peer has is an error that is ErrNoRoute: at once after the first Settle, when
+// An address that no peer has is an error that is ErrNoRoute: at once after Settle, when
 // ctx ends before. Otherwise the dial waits until the peer that has the address, or that comes to
 // have it meanwhile, completed its first handshake; without that a first packet could be lost, and
 // the caller not learn why. Where ctx has no deadline it waits 10 s for that. The error is then

@@ -173,6 +173,23 @@ func TestDialBeforeSettle(t *testing.T) {
 	}
 }
 
+// TestSettleEnds holds that a new device is no more known to be complete than the first was.
+func TestSettleEnds(t *testing.T) {
+	a := newNode(t, "a", netstack.Options{}, "10.0.0.1")
+	if _, err := a.DialContext(within(t, timeout), "tcp", "10.99.0.2:80"); !errors.Is(err, netstack.ErrNoRoute) || errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("dialling what nobody has, after Settle: %v, want ErrNoRoute at once", err)
+	}
+	a.apply(datapath.RemoveDevice{})
+	a.sync()
+	if _, err := a.DialContext(within(t, 200*time.Millisecond), "tcp", "10.99.0.2:80"); !errors.Is(err, netstack.ErrNoRoute) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("dialling what nobody has, on a new device: %v, want ErrNoRoute after the deadline", err)
+	}
+	a.Settle()
+	if _, err := a.DialContext(within(t, timeout), "tcp", "10.99.0.2:80"); !errors.Is(err, netstack.ErrNoRoute) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("dialling what nobody has, after another Settle: %v, want ErrNoRoute at once", err)
+	}
+}
+
 // TestNoAnswer dials through a peer that was there once.
 func TestNoAnswer(t *testing.T) {
 	a, b := pair(t)

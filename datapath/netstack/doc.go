@@ -14,8 +14,10 @@
 // wanders from one node to another without a gap. One of Addrs is this node, whatever is routed.
 // What nobody has is refused at once with "network is unreachable".
 //
-// Of what arrives, all of Addrs and Local is accepted, whole prefixes at no cost per address. Where
-// nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address that
+// Of what arrives, all of Addrs and Local is accepted, however large the prefixes: an address costs
+// nothing before it is used. One with connections takes a little memory as long as it has any, and
+// slows down no others. Each of Addrs, and each address listened on by itself, has IPv4 packets compared
+// with it one after the other: thousands are better served by listening on all (":80"). Where nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address that
 // was asked for. Echo requests are answered by Addrs and by the addresses of listeners; elsewhere in
 // Local the answer is "host unreachable", since an answer would tell of a host that does not exist.
 // What arrives for any other address is answered with "network unreachable", at a limited rate, and

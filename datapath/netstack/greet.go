@@ -53,6 +53,11 @@ func (n *Net) greet(w *wireguard, k key.Public) {
 //
 // The one that lives may have come before the other node knew this one. So the same initiation is
 // sent once more, which is harmless to a node that is answering the first: it has its time stamp in it.
+//
+// What counts as an initiation or a response here has the right size and MAC1, which takes knowing this
+// node's public key (bind.meant), but not being the peer: that is found out by the device alone. So a
+// member of the mesh that also forges a peer's address can put a handshake off, and the bounds below
+// keep it from doing so for ever.
 type precedence struct {
 	key     key.Public
 	sent    time.Time // the last initiation to it

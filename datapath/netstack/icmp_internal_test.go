@@ -108,6 +108,28 @@ func TestICMPError(t *testing.T) {
 	}
 }
 
+func TestTooBig(t *testing.T) {
+	for name, test := range map[string]struct {
+		b    []byte
+		want bool
+	}{
+		"fragmentation needed":     {packet(b4, a4, 1, 40, 3, 4), true},
+		"port unreachable":         {packet(b4, a4, 1, 40, 3, 3), false},
+		"echo request":             {packet(b4, a4, 1, 40, 8, 4), false},
+		"UDP that begins like it":  {packet(b4, a4, 17, 40, 3, 4), false},
+		"packet too big":           {packet(b6, a6, 58, 40, 2), true},
+		"port unreachable, v6":     {packet(b6, a6, 58, 40, 1, 4), false},
+		"UDP like it, v6":          {packet(b6, a6, 17, 40, 2), false},
+		"ICMPv6 over IPv4":         {packet(b4, a4, 58, 40, 2), false},
+		"cut off behind the type":  {packet(b4, a4, 1, 1, 3), false},
+		"a fragment but the first": {append([]byte{0x45, 0, 0, 28, 0, 0, 0, 1}, packet(b4, a4, 1, 8, 3, 4)[8:]...), false},
+	} {
+		if got := tooBig(test.b); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // FuzzReceive holds that no packet that arrives makes a link panic.
 func FuzzReceive(f *testing.F) {
 	f.Add(packet(b4, a4, 17, 20))

@@ -172,7 +172,8 @@ func (n *Net) Close() error {
 // Changed returns a channel that receives when the device came to an end by itself.
 func (n *Net) Changed() <-chan struct{} { return n.changed }
 
-// Settle has dials to addresses that no peer has fail at once from now on. Before, they wait.
+// Settle has dials to addresses that no peer has fail at once from now on, until the device is removed
+// (RemoveDevice). Before, they wait.
 func (n *Net) Settle() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -222,9 +223,9 @@ func (n *Net) do(op datapath.Op) error {
 	case datapath.RemoveAddrs:
 		n.removeAddrs(o.Addrs)
 	case datapath.AddLocal:
-		n.setLocal(n.local.Union(o.Prefixes), o.Prefixes, true)
+		n.setLocal(o.Prefixes, true)
 	case datapath.RemoveLocal:
-		n.setLocal(n.local.Minus(o.Prefixes), o.Prefixes, false)
+		n.setLocal(o.Prefixes, false)
 	case datapath.AddRoutes:
 		return n.addRoutes(o.Routes)
 	case datapath.RemoveRoutes:
@@ -241,10 +242,14 @@ func (n *Net) do(op datapath.Op) error {
 	return nil
 }
 
-// edit changes the table and what else mu guards, in one step as seen by packets and dials.
+// edit changes the table and what else mu guards, in one step as seen by packets and dials. Where the
+// device came to an end meanwhile, nothing is left to change. n.op is held.
 func (n *Net) edit(change func(*edit)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.wg == nil {
+		return
+	}
 	e := edit{*n.link.table.Load()}
 	change(&e)
 	n.link.table.Store(&e.table)
@@ -293,12 +298,16 @@ func (e *edit) sources(addrs prefixes.Set) {
 	}
 }
 
-func (n *Net) setLocal(local, changed prefixes.Set, on bool) {
+func (n *Net) setLocal(changed prefixes.Set, on bool) {
 	n.edit(func(e *edit) {
 		for p := range changed.All() {
 			e.hop(p, func(h *hop) { h.local = on })
 		}
-		n.local = local
+		if on {
+			n.local = n.local.Union(changed)
+		} else {
+			n.local = n.local.Minus(changed)
+		}
 	})
 }
 

@@ -43,7 +43,10 @@ func configure(s *stack.Stack, l *link) error {
 	moderate := tcpip.TCPModerateReceiveBufferOption(true)
 	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBufferMax}
 	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBufferMax}
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd} {
+	// Else all ports towards one address are used up by as many short connections in a minute. A port is
+	// taken again a second after the end of its last connection at the earliest (RFC 6191).
+	reuse := tcpip.TCPTimeWaitReuseOption(tcpip.TCPTimeWaitReuseGlobal)
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd, &reuse} {
 		if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fmt.Errorf("TCP option %T: %v", o, err)
 		}

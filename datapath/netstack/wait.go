@@ -14,7 +14,7 @@ import (
 
 var (
 	// ErrNoRoute is the error of a dial to an address that is routed to no peer. It comes at once
-	// after the first Settle, and when the dial's time is up before it.
+	// after Settle, and when the dial's time is up before it.
 	ErrNoRoute = errors.New("no peer has this address")
 	// ErrNoHandshake is the error of a dial to an address whose peer has not completed a handshake
 	// when the dial's time is up.
