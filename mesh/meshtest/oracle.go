@@ -214,14 +214,10 @@ func (s self) want(records map[string]record.Record) datapath.State {
 	for _, p := range s.own {
 		claim(s.id, p)
 	}
-	endpoints := make(map[netip.Addr]bool)
 	for _, id := range ids {
 		r := records[id]
 		if id == s.id {
 			continue
-		}
-		for _, e := range r.Endpoints {
-			endpoints[e.Addr.WithZone("")] = true
 		}
 		if holder[r.Key] != id {
 			continue
@@ -246,14 +242,10 @@ func (s self) want(records map[string]record.Record) datapath.State {
 		if id == s.id || records[id].Key == public || guard.CoversPrefix(p) || slices.Contains(s.own, p) {
 			continue
 		}
-		if s.host.Underlay == datapath.UnderlayShared {
-			loops := false
-			for a := range endpoints {
-				loops = loops || p.Contains(a)
-			}
-			if loops {
-				continue
-			}
+		if s.host.Underlay == datapath.UnderlayShared && slices.ContainsFunc(records[id].Endpoints, func(e record.Endpoint) bool {
+			return p.Contains(e.Addr.WithZone(""))
+		}) {
+			continue // packets to its owner would follow it
 		}
 		k := records[id].Key
 		won[k] = append(won[k], p)
@@ -348,6 +340,16 @@ func (n *Node) checkEndpoints(have datapath.State, records map[string]record.Rec
 	for _, o := range n.cluster.Nodes {
 		p, ok := have.Peers[o.public()]
 		r := records[o.Config.Node]
+		if have.Host.Underlay == datapath.UnderlayShared { // those inside a prefix of another node are not used
+			r.Endpoints = slices.DeleteFunc(slices.Clone(r.Endpoints), func(e record.Endpoint) bool {
+				for p := range have.Routes {
+					if p.Contains(e.Addr.WithZone("")) {
+						return true
+					}
+				}
+				return false
+			})
+		}
 		if !ok || o == n || len(r.Endpoints) == 0 || r.Key != o.public() || claims[r.Key] > 1 {
 			continue // two devices with one key answer both
 		}

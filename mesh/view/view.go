@@ -87,7 +87,7 @@ const (
 	AnnouncementRefused Kind = "announcement-refused" // something announced here was not taken, or only after a fix
 	DeviceUnreadable    Kind = "device-unreadable"
 	DuplicateNode       Kind = "duplicate-node" // another process publishes as this node; seen within some 30 s, over after 2 minutes without
-	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes into the mesh
+	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes, or would go, into the mesh
 	EndpointUnusable    Kind = "endpoint-unusable"
 	KeyConflict         Kind = "key-conflict"
 	LocalWins           Kind = "local-wins" // a peer's prefix is this node's own, or a network connected here

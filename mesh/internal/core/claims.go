@@ -128,6 +128,7 @@ func (m *Machine) settleClaims(now time.Time, n *node) {
 	if routable != n.routable {
 		n.routable = routable
 		m.touch(n)
+		m.recheck(n)
 		for p := range target.All() {
 			m.stale = append(m.stale, p)
 		}
@@ -177,6 +178,7 @@ func (m *Machine) assign(now time.Time, p netip.Prefix) {
 		return
 	}
 	m.changed = true
+	m.recheckInside(p)
 	if n := m.nodes[from]; n != nil {
 		n.loss = append(n.loss, p)
 		m.touch(n)
@@ -240,7 +242,7 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 	case m.guard.CoversPrefix(p) || m.own.Has(p):
 		is = bar{to, view.LocalWins}
 	default:
-		if at, loops = m.loops(p); loops {
+		if at, loops = m.loops(m.nodes[to], p); loops {
 			is = bar{to, view.EndpointLoops}
 		}
 	}
@@ -264,7 +266,7 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 		}
 		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s %s", p, where), remedy)
 	case view.EndpointLoops:
-		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s has the endpoint %v of a node inside, so the tunnel would go through itself", p, at),
+		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s of %s has its own endpoint %v inside, so the tunnel would go through itself", p, to, at),
 			"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes")
 	}
 	return is.kind != ""

@@ -662,7 +662,7 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 				m.stale = append(m.stale, p)
 			}
 		}
-		m.recheckCandidates(now)
+		m.recheckCandidates()
 	}
 	m.observe(now, in.State)
 	m.recordStale = true

@@ -46,6 +46,9 @@ const (
 	initiation  = 148
 	emptyPacket = 32
 
+	// maxLooping is how many endpoints of a node get a condition of their own.
+	maxLooping = 7
+
 	pollEvery = time.Second // while an endpoint is on trial
 	pollFor   = time.Minute // then the audits are enough
 )
@@ -66,15 +69,32 @@ func (t *trial) current() netip.AddrPort {
 	return t.candidates[t.index]
 }
 
-// candidates takes in the endpoints of n's record, or what has changed about using them. The device that
-// the record was about before had the given generation.
-func (m *Machine) candidates(now time.Time, n *node, generation uint64) {
+// recheck has the endpoints of n's record looked at again, once it is known who has which prefix.
+func (m *Machine) recheck(n *node) {
+	if !n.recheck {
+		n.recheck, n.generation = true, n.rec.Generation
+		m.rechecks = append(m.rechecks, n)
+	}
+}
+
+// candidates takes in the endpoints of n's record, or what has changed about using them.
+func (m *Machine) candidates(now time.Time, n *node) {
 	t := &n.trial
 	was := t.current()
 	var unusable []string
+	var looping []record.Endpoint
 	t.candidates = nil
 	for _, e := range n.rec.Endpoints {
-		if why := m.unusable(e); why != "" {
+		why := m.unusable(e)
+		if p, owner, loops := m.inPrefix(n, e); why == "" && loops {
+			why = fmt.Sprintf("is inside prefix %s of %s", p, owner)
+			if slices.Contains(looping, e) {
+			} else if looping = append(looping, e); len(looping) <= maxLooping {
+				m.raise(now, view.EndpointLoops, n.id, e.String(), fmt.Sprintf("endpoint %v of %s is inside prefix %s of %s, so packets to it would go into the mesh", e, n.id, p, owner),
+					"publish an endpoint outside of the mesh, announce narrower prefixes, or use a datapath that marks its packets out of the tunnel")
+			}
+		}
+		if why != "" {
 			unusable = append(unusable, e.String()+" "+why)
 		} else if ap := netip.AddrPortFrom(e.Addr, e.Port); !slices.Contains(t.candidates, ap) {
 			t.candidates = append(t.candidates, ap)
@@ -86,6 +106,7 @@ func (m *Machine) candidates(now time.Time, n *node, generation uint64) {
 	} else {
 		m.clear(view.EndpointUnusable, n.id, "")
 	}
+	m.looping(n, looping)
 	m.touch(n)
 	same := slices.Index(t.candidates, was)
 	t.index = max(same, 0)
@@ -94,14 +115,44 @@ func (m *Machine) candidates(now time.Time, n *node, generation uint64) {
 		// The trial begins when it is a peer.
 	case t.proven:
 		// A device created anew has lost its sessions. Where it is now is not where it was, unless the
-		// record still says so.
-		if n.rec.Generation != generation && len(t.candidates) > 0 && !slices.Contains(t.candidates, m.endpointOf(n)) {
+		// record still says so. One to which packets would go into the mesh is left for any other.
+		at := m.endpointOf(n)
+		lost := n.rec.Generation != n.generation || at.IsValid() && slices.Contains(looping, record.EndpointFrom(at))
+		if lost && len(t.candidates) > 0 && !slices.Contains(t.candidates, at) {
 			m.search(now, n, 0)
 		}
 	case same < 0:
 		m.search(now, n, 0)
 	}
 }
+
+// looping notes which of n's endpoints are inside a prefix of another node.
+func (m *Machine) looping(n *node, es []record.Endpoint) {
+	es = es[:min(len(es), maxLooping)]
+	for _, e := range n.looping {
+		if !slices.Contains(es, e) {
+			m.clear(view.EndpointLoops, n.id, e.String())
+		}
+	}
+	n.looping = es
+}
+
+// inPrefix returns the prefix that packets to an endpoint of n would follow into the mesh, and who has
+// it. Its own is none: a prefix with an endpoint of its owner inside goes nowhere.
+func (m *Machine) inPrefix(n *node, e record.Endpoint) (p netip.Prefix, owner string, is bool) {
+	if !m.shared() || !n.routable || !e.Addr.IsValid() {
+		return netip.Prefix{}, "", false
+	}
+	for p, owner := range m.assigned.Supernets(prefixes.Host(e.Addr.WithZone(""))) {
+		if owner != n.id {
+			return p, owner, true
+		}
+	}
+	return netip.Prefix{}, "", false
+}
+
+// shared: encrypted packets follow the same routes as all others.
+func (m *Machine) shared() bool { return m.have != nil && m.host.Underlay == datapath.UnderlayShared }
 
 func (m *Machine) unusable(e record.Endpoint) string {
 	switch {
@@ -120,10 +171,10 @@ func (m *Machine) unusable(e record.Endpoint) string {
 }
 
 // recheckCandidates looks at everyone's endpoints again, after what makes them usable has changed.
-func (m *Machine) recheckCandidates(now time.Time) {
+func (m *Machine) recheckCandidates() {
 	for _, n := range m.nodes {
 		if n.known && n != m.self {
-			m.candidates(now, n, n.rec.Generation)
+			m.recheck(n)
 		}
 	}
 }
@@ -136,21 +187,21 @@ func (m *Machine) endpointOf(n *node) netip.AddrPort {
 	return m.have.State().Peers[n.key].Endpoint
 }
 
-// countEndpoints keeps count of the addresses that others may be reached at. A prefix with one of them
-// inside is decided again.
-func (m *Machine) countEndpoints(es []record.Endpoint, by int) {
+// indexEndpoints has n found, or no longer found, by the addresses it may be reached at. A prefix with one
+// of them inside is decided again.
+func (m *Machine) indexEndpoints(n *node, es []record.Endpoint, change func([]string, string) []string) {
 	for _, e := range es {
 		if !e.Addr.IsValid() {
 			continue
 		}
 		p := prefixes.Host(e.Addr.WithZone(""))
-		count, _ := m.endpointAt.Get(p)
-		if count += by; count > 0 {
-			m.endpointAt.Insert(p, count)
+		ids, _ := m.endpointAt.Get(p)
+		if ids = change(ids, n.id); len(ids) > 0 {
+			m.endpointAt.Insert(p, ids)
 		} else {
 			m.endpointAt.Delete(p)
 		}
-		if m.have != nil && m.host.Underlay == datapath.UnderlayShared {
+		if m.shared() {
 			for q := range m.claims.Supernets(p) {
 				m.stale = append(m.stale, q)
 			}
@@ -158,14 +209,29 @@ func (m *Machine) countEndpoints(es []record.Endpoint, by int) {
 	}
 }
 
-// loops returns an address at which some node may be reached and which lies inside p, if packets to it
-// would then follow p into the mesh.
-func (m *Machine) loops(p netip.Prefix) (netip.Addr, bool) {
-	if m.have == nil || m.host.Underlay != datapath.UnderlayShared {
+// recheckInside looks again at the endpoints inside p, which passes to another.
+func (m *Machine) recheckInside(p netip.Prefix) {
+	if !m.shared() {
+		return
+	}
+	for _, ids := range m.endpointAt.Subnets(p) {
+		for _, id := range ids {
+			m.recheck(m.nodes[id])
+		}
+	}
+}
+
+// loops returns an address at which n may be reached and which lies inside its own prefix p, if packets
+// to it would then follow p into the mesh. The endpoints of others do nothing to p: whoever publishes one
+// inside it is not reached there.
+func (m *Machine) loops(n *node, p netip.Prefix) (netip.Addr, bool) {
+	if !m.shared() {
 		return netip.Addr{}, false
 	}
-	for q := range m.endpointAt.Subnets(p) {
-		return q.Addr(), true
+	for _, e := range n.rec.Endpoints {
+		if e.Addr.IsValid() && p.Contains(e.Addr.WithZone("")) {
+			return e.Addr, true
+		}
 	}
 	return netip.Addr{}, false
 }

@@ -134,7 +134,7 @@ type Machine struct {
 	peerOf     map[key.Public]string     // whose peer that is on the device
 	contested  map[netip.Prefix][]string // prefixes with several claims, as they were last told of
 	barred     map[netip.Prefix]bar      // prefixes that their winner does not get here
-	endpointAt bart.Table[int]           // how many nodes may be reached at an address
+	endpointAt bart.Table[[]string]      // which nodes may be reached at an address
 	bounds     bounds                    // nodes by when their record begins or ends
 
 	// What this node is.
@@ -150,6 +150,7 @@ type Machine struct {
 	unsettled []*node
 	touched   []*node
 	stale     []netip.Prefix // may have duplicates
+	rechecks  []*node
 
 	want datapath.State
 	device
@@ -237,6 +238,13 @@ func (m *Machine) settle(now time.Time) {
 		m.assign(now, p)
 	}
 	m.stale = m.stale[:0]
+	for _, n := range m.rechecks {
+		n.recheck = false
+		if n.known && n != m.self {
+			m.candidates(now, n)
+		}
+	}
+	m.rechecks = emptied(m.rechecks)
 	// A key may pass from one node to another, so all leave before any joins.
 	for _, n := range m.touched {
 		m.leave(n)

@@ -59,10 +59,11 @@ type expected struct {
 	local      []netip.Prefix
 	conditions map[string]bool // of the kinds that follow from the registry: kind, node, subject
 	withheld   map[string]view.Kind
+	usable     map[string][]netip.AddrPort // endpoints that this host can send to, by node
 }
 
 func (w *world) expect(now time.Time) expected {
-	e := expected{peers: map[key.Public][]netip.Prefix{}, conditions: map[string]bool{}, withheld: map[string]view.Kind{}}
+	e := expected{peers: map[key.Public][]netip.Prefix{}, conditions: map[string]bool{}, withheld: map[string]view.Kind{}, usable: map[string][]netip.AddrPort{}}
 	wrong := func(kind view.Kind, node string, subject any) {
 		e.conditions[fmt.Sprint(kind, " ", node, " ", subject)] = true
 	}
@@ -178,7 +179,7 @@ func (w *world) expect(now time.Time) expected {
 			e.withheld[fmt.Sprint(c[0], " ", p)] = view.LocalWins
 			continue
 		}
-		if w.loops(p, records) {
+		if w.loops(p, winner) {
 			wrong(view.EndpointLoops, c[0], p)
 			e.withheld[fmt.Sprint(c[0], " ", p)] = view.EndpointLoops
 			continue
@@ -197,36 +198,37 @@ func (w *world) expect(now time.Time) expected {
 				e.withheld[what] = view.KeyConflict
 			}
 		}
-		if usable := w.usable(records[id]); len(usable) == 0 && len(records[id].Endpoints) > 0 {
+		routable := claimants[records[id].Key][0] == id && records[id].Key != w.key
+		for _, ep := range records[id].Endpoints {
+			if !w.reaches(ep) {
+				continue
+			}
+			// One inside what goes to another node would be sent into the mesh.
+			if slices.ContainsFunc(e.routes, func(p netip.Prefix) bool {
+				return routable && w.host.Underlay == datapath.UnderlayShared && p.Contains(ep.Addr)
+			}) {
+				wrong(view.EndpointLoops, id, ep)
+				continue
+			}
+			e.usable[id] = append(e.usable[id], netip.AddrPortFrom(ep.Addr, ep.Port))
+		}
+		if len(e.usable[id]) == 0 && len(records[id].Endpoints) > 0 {
 			wrong(view.EndpointUnusable, id, "")
 		}
 	}
 	return e
 }
 
-func (w *world) loops(p netip.Prefix, records map[string]*record.Record) bool {
-	if w.host.Underlay != datapath.UnderlayShared {
-		return false
-	}
-	for _, r := range records {
-		for _, e := range r.Endpoints {
-			if e.Addr.IsValid() && p.Contains(e.Addr.WithZone("")) {
-				return true
-			}
-		}
-	}
-	return false
+// loops reports whether packets to the owner of p would follow p.
+func (w *world) loops(p netip.Prefix, owner *record.Record) bool {
+	return w.host.Underlay == datapath.UnderlayShared && slices.ContainsFunc(owner.Endpoints, func(e record.Endpoint) bool {
+		return e.Addr.IsValid() && p.Contains(e.Addr.WithZone(""))
+	})
 }
 
-// usable returns the endpoints of r that this host can send to.
-func (w *world) usable(r *record.Record) []netip.AddrPort {
-	var all []netip.AddrPort
-	for _, e := range r.Endpoints {
-		if e.Addr.IsValid() && e.Addr.Zone() == "" && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6) {
-			all = append(all, netip.AddrPortFrom(e.Addr, e.Port))
-		}
-	}
-	return all
+// reaches reports whether this host can send to e, if not into the mesh.
+func (w *world) reaches(e record.Endpoint) bool {
+	return e.Addr.IsValid() && e.Addr.Zone() == "" && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6)
 }
 
 // sortedText is for comparing lists of prefixes whatever their order.

@@ -484,6 +484,7 @@ func (tr *trouble) expectLocal() prefixes.Set {
 
 // checkEndpoints: each peer has one of its record's endpoints, or what the device learned.
 func (tr *trouble) checkEndpoints() {
+	all := tr.w.expect(tr.now).usable
 	for id, e := range tr.w.nodes {
 		r := e.inForce(tr.now)
 		if r == nil {
@@ -494,7 +495,7 @@ func (tr *trouble) checkEndpoints() {
 		if !there || !ok || v.SetAside || !tr.dev.stats[r.Key].LastHandshake.IsZero() {
 			continue
 		}
-		if usable := tr.w.usable(r); len(usable) > 0 && !slices.Contains(usable, p.Endpoint) {
+		if usable := all[id]; len(usable) > 0 && !slices.Contains(usable, p.Endpoint) {
 			tr.Fatalf("peer %s is sent to at %v, and has %v", id, p.Endpoint, usable)
 		}
 	}

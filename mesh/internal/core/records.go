@@ -34,7 +34,10 @@ type node struct {
 	onDevice key.Public     // the key whose wanted peer is this node's; zero: none
 	trial    trial
 
-	unsettled, touched bool // in the list of that name
+	looping    []record.Endpoint // inside a prefix of another node
+	generation uint64            // of the device that the endpoints were last looked at for, while recheck
+
+	unsettled, touched, recheck bool // in the list of that name
 }
 
 // records takes in a batch of the registry.
@@ -241,11 +244,13 @@ func (m *Machine) believe(now time.Time, n *node, r *record.Record) {
 	m.unsettle(n)
 	m.touch(n)
 	old := n.rec // the zero Record where there was none
-	m.countEndpoints(old.Endpoints, -1)
+	m.recheck(n) // notes the generation of the old record
+	m.indexEndpoints(n, old.Endpoints, remove)
 	if r == nil {
 		m.claimKey(n, key.Public{})
 		n.known, n.rec, n.accepted = false, record.Record{}, prefixes.Set{}
 		m.clear(view.EndpointUnusable, n.id, "")
+		m.looping(n, nil)
 		if n.refused {
 			n.refused = false
 			m.clearBut(view.PrefixRefused, n.id, nil)
@@ -253,8 +258,7 @@ func (m *Machine) believe(now time.Time, n *node, r *record.Record) {
 		return
 	}
 	n.known, n.rec = true, *r
-	m.countEndpoints(r.Endpoints, 1)
+	m.indexEndpoints(n, r.Endpoints, insert)
 	m.claimKey(n, r.Key)
 	n.accepted = m.policy(now, n, r.Reachable())
-	m.candidates(now, n, old.Generation)
 }

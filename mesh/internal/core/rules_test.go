@@ -798,29 +798,98 @@ func TestRule13_AnExitNodeHasPeers(t *testing.T) {
 	s.wantPeers("a 0.0.0.0/0 10.1.0.0/16", "b 128.0.0.0/1")
 }
 
+// A prefix with an endpoint of its own node inside would carry that node's packets to itself.
 func TestRule14_EndpointsInsideThePrefix(t *testing.T) {
 	s := newSim(t)
 	s.dev.host.Underlay = datapath.UnderlayShared
-	s.start(rec("a", "192.0.2.0/24", "10.1.0.0/16"), rec("b", "10.2.0.0/16", "192.0.2.7:51820"))
-	s.wantPeers("a 10.1.0.0/16", "b 10.2.0.0/16")
+	loops := rec("a", "192.0.2.0/24", "10.1.0.0/16", "192.0.2.7:51820")
+	s.start(loops)
+	s.wantPeers("a 10.1.0.0/16")
 	s.wantCondition(view.EndpointLoops, "a", "192.0.2.0/24")
-	s.step(put(good(rec("c", "192.0.2.8:1")))) // one more
-	s.step(put(good(rec("b", "10.2.0.0/16", "203.0.113.2:51820"))))
+	if p, _ := s.peer("a"); p.Endpoint.String() != "192.0.2.7:51820" {
+		t.Errorf("a is sent to at %v", p.Endpoint)
+	}
+	s.step(put(good(rec("a", "192.0.2.0/24", "10.1.0.0/16", "203.0.113.2:51820"))))
 	s.run(soon)
-	s.wantPeers("a 10.1.0.0/16", "b 10.2.0.0/16", "c")
-	s.step(deleted("c"))
-	s.run(soon)
-	s.wantPeers("a 10.1.0.0/16 192.0.2.0/24", "b 10.2.0.0/16")
+	s.wantPeers("a 10.1.0.0/16 192.0.2.0/24")
 	s.wantNoCondition(view.EndpointLoops, "a", "")
 
 	// Where encrypted packets are marked out of the tunnel there is no loop.
-	s.step(put(good(rec("b", "10.2.0.0/16", "192.0.2.7:51820"))))
+	s.step(put(good(loops)))
 	s.run(soon)
-	s.wantPeers("a 10.1.0.0/16", "b 10.2.0.0/16")
+	s.wantPeers("a 10.1.0.0/16")
 	s.dev.host.Underlay = datapath.UnderlaySeparate
 	s.run(s.cfg.Audit)
-	s.wantPeers("a 10.1.0.0/16 192.0.2.0/24", "b 10.2.0.0/16")
+	s.wantPeers("a 10.1.0.0/16 192.0.2.0/24")
 	s.wantNoCondition(view.EndpointLoops, "a", "")
+}
+
+// An endpoint inside what goes to another node is not used, and does nothing to that node: anyone could
+// publish one.
+func TestRule14_EndpointsInsideAnothersPrefix(t *testing.T) {
+	s := newSim(t)
+	s.dev.host.Underlay = datapath.UnderlayShared
+	s.start(rec("b", "10.2.0.0/16", "203.0.113.2:7"))
+	at := func(want string) {
+		t.Helper()
+		s.wantPeers("b 10.2.0.0/16", "x")
+		if p, _ := s.peer("x"); p.Endpoint.String() != want {
+			t.Errorf("x is sent to at %v, want %s", p.Endpoint, want)
+		}
+	}
+	s.step(put(good(rec("x", "10.2.0.5:1"))))
+	s.run(soon)
+	at("invalid AddrPort")
+	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
+	s.wantCondition(view.EndpointUnusable, "x", "")
+	c, _ := s.condition(view.EndpointLoops, "x", "")
+	for _, name := range []string{"endpoint 10.2.0.5:1 of x", "prefix 10.2.0.0/16 of b"} {
+		if !strings.Contains(c.Message, name) {
+			t.Errorf("%q does not name the %s", c.Message, name)
+		}
+	}
+	s.step(put(good(rec("x", "10.2.0.5:1", "203.0.113.9:1"))))
+	s.run(soon)
+	at("203.0.113.9:1")
+	s.wantNoCondition(view.EndpointUnusable, "x", "")
+	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
+
+	// Set aside it is not sent to at all.
+	s.step(put(good(withKey(rec("x", "10.2.0.5:1"), "b"))))
+	s.run(soon)
+	s.wantPeers("b 10.2.0.0/16")
+	s.wantNoCondition(view.EndpointLoops, "x", "")
+	s.step(put(good(rec("x", "10.2.0.5:1"))))
+	s.run(soon)
+	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
+
+	// With the prefix goes what it did.
+	s.step(put(good(rec("b", "203.0.113.2:7"))))
+	s.run(soon)
+	s.wantNoCondition(view.EndpointLoops, "x", "")
+	s.wantPeers("b", "x")
+	if p, _ := s.peer("x"); p.Endpoint.String() != "10.2.0.5:1" {
+		t.Errorf("x is sent to at %v", p.Endpoint)
+	}
+
+	// One that answered is left when there is another, and else kept.
+	s.dev.hears(publicKey("x"), s.now)
+	s.run(s.cfg.Audit)
+	s.step(put(good(rec("b", "10.2.0.0/16", "203.0.113.2:7"))))
+	s.run(soon)
+	at("10.2.0.5:1")
+	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
+	s.step(put(good(rec("x", "10.2.0.5:1", "203.0.113.9:1"))))
+	s.run(soon)
+	at("203.0.113.9:1")
+	s.take()
+	s.run(10 * time.Minute)
+	at("203.0.113.9:1")
+	if len(s.raised)+len(s.cleared) > 0 {
+		t.Errorf("raised %v, cleared %v", s.raised, s.cleared)
+	}
+	s.step(deleted("x"))
+	s.wantNoCondition(view.EndpointLoops, "x", "")
 }
 
 func TestRule18_ForwardingGoesOnWithoutTheRegistry(t *testing.T) {

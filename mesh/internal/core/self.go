@@ -308,7 +308,7 @@ func (m *Machine) publish(now time.Time) {
 	m.putAt, m.republish = now, time.Time{}
 	m.out.Publish = &r
 	if !slices.Equal(was.Endpoints, r.Endpoints) {
-		m.recheckCandidates(now) // one that is this node's own is nobody else's
+		m.recheckCandidates() // one that is this node's own is nobody else's
 	}
 }
 
