@@ -103,7 +103,8 @@ const (
 	SourceOutside       Kind = "source-outside" // a source address that peers would not accept from this node
 )
 
-// Condition is something that is wrong: what, since when, for whom, and what to do about it.
+// Condition is something that is wrong: what, since when, for whom, and what to do about it. Where one kind
+// is true of many prefixes of a node, the first 8 have one each, and one without a subject counts the rest.
 type Condition struct {
 	Kind    Kind
 	Node    string // whom it is about; empty: no node in particular

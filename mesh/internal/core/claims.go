@@ -85,8 +85,14 @@ func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.
 			continue
 		}
 		refused = append(refused, p)
-		keep[p.String()] = true
-		m.raise(now, view.PrefixRefused, n.id, p.String(), "prefix "+p.String()+" "+why, "allow it with Config.Accept, or stop announcing it")
+		if len(refused) <= maxNamed { // in their order
+			keep[p.String()] = true
+			m.raise(now, view.PrefixRefused, n.id, p.String(), "prefix "+p.String()+" "+why, "allow it with Config.Accept, or stop announcing it")
+		}
+	}
+	if len(refused) > maxNamed {
+		keep[""] = true
+		m.raiseMore(now, view.PrefixRefused, n.id, len(refused)-maxNamed)
 	}
 	if len(keep) > 0 || n.refused {
 		m.clearBut(view.PrefixRefused, n.id, keep)
@@ -162,14 +168,14 @@ type bar struct {
 
 // assign decides who has prefix p here: of all who claim it the lowest node ID (rule 10), unless it
 // would take from this node what is its own or connected to it (rule 13), or would loop (rule 14).
-func (m *Machine) assign(now time.Time, p netip.Prefix) {
+func (m *Machine) assign(p netip.Prefix) {
 	ids, _ := m.claims.Get(p)
-	m.prefixConflict(now, p, ids)
+	m.prefixConflict(p, ids)
 	to := ""
 	if len(ids) > 0 && m.nodes[ids[0]].routable {
 		to = ids[0]
 	}
-	if m.barredFrom(now, p, to) {
+	if m.barredFrom(p, to) {
 		to = ""
 	}
 
@@ -199,7 +205,7 @@ func (m *Machine) assign(now time.Time, p netip.Prefix) {
 // prefixConflict tells the losers of p that they are, and those who no longer are. While the winner is
 // the same it is silent to all others: a prefix that thousands announce by mistake is to cost no more
 // than the one that comes or goes.
-func (m *Machine) prefixConflict(now time.Time, p netip.Prefix, ids []string) {
+func (m *Machine) prefixConflict(p netip.Prefix, ids []string) {
 	told := m.contested[p]
 	if len(told) == 0 && len(ids) < 2 {
 		return
@@ -214,41 +220,31 @@ func (m *Machine) prefixConflict(now time.Time, p netip.Prefix, ids []string) {
 	} else {
 		delete(m.contested, p)
 	}
-	subject := p.String()
-	onlyIn(lost, losers, func(id string) { m.clear(view.PrefixConflict, id, subject) })
+	onlyIn(lost, losers, func(id string) { m.unlist(view.PrefixConflict, id, p) })
 	if len(losers) == 0 {
 		return
 	}
 	if len(told) > 0 && told[0] != ids[0] {
 		lost = nil // whom they lost to is another
 	}
-	onlyIn(losers, lost, func(id string) {
-		who := "which has it everywhere"
-		if id == m.cfg.Node {
-			who = "to which all other nodes send it"
-		}
-		m.raise(now, view.PrefixConflict, id, subject, fmt.Sprintf("prefix %s is also claimed by %s, the lowest node ID, %s", p, ids[0], who),
-			"let just one node announce it")
-	})
+	onlyIn(losers, lost, func(id string) { m.list(view.PrefixConflict, id, p) })
 }
 
-// barredFrom reports whether the node called to, which won p, must not have it here, and says why.
-func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
-	subject := p.String()
+// barredFrom reports whether the node called to, which won p, must not have it here.
+func (m *Machine) barredFrom(p netip.Prefix, to string) bool {
 	var is bar
-	at, loops := netip.Addr{}, false
 	switch {
 	case to == "":
 	case m.guard.CoversPrefix(p) || m.own.Has(p):
 		is = bar{to, view.LocalWins}
 	default:
-		if at, loops = m.loops(m.nodes[to], p); loops {
+		if _, loops := m.loops(m.nodes[to], p); loops {
 			is = bar{to, view.EndpointLoops}
 		}
 	}
 	if was := m.barred[p]; was != is {
 		if was.kind != "" {
-			m.clear(was.kind, was.node, subject)
+			m.unlist(was.kind, was.node, p)
 		}
 		if is.kind != "" {
 			m.barred[p] = is
@@ -256,7 +252,22 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 			delete(m.barred, p)
 		}
 	}
-	switch is.kind {
+	if is.kind != "" {
+		m.list(is.kind, to, p)
+	}
+	return is.kind != ""
+}
+
+// words says why node does not get p, in a list of the given kind.
+func (m *Machine) words(kind view.Kind, node string, p netip.Prefix) (message, remedy string) {
+	switch kind {
+	case view.PrefixConflict:
+		who := "which has it everywhere"
+		if node == m.cfg.Node {
+			who = "to which all other nodes send it"
+		}
+		ids, _ := m.claims.Get(p)
+		return fmt.Sprintf("prefix %s is also claimed by %s, the lowest node ID, %s", p, ids[0], who), "let just one node announce it"
 	case view.LocalWins:
 		where, remedy := "lies in a network that this host is connected to", "renumber one of the two, or have that node stop announcing it"
 		if m.own.Has(p) {
@@ -264,12 +275,11 @@ func (m *Machine) barredFrom(now time.Time, p netip.Prefix, to string) bool {
 		} else if m.own.CoversPrefix(p) {
 			where = "lies inside what this node itself announces"
 		}
-		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s %s", p, where), remedy)
-	case view.EndpointLoops:
-		m.raise(now, is.kind, to, subject, fmt.Sprintf("prefix %s of %s has its own endpoint %v inside, so the tunnel would go through itself", p, to, at),
-			"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes")
+		return fmt.Sprintf("prefix %s %s", p, where), remedy
 	}
-	return is.kind != ""
+	at, _ := m.loops(m.nodes[node], p)
+	return fmt.Sprintf("prefix %s of %s has its own endpoint %v inside, so the tunnel would go through itself", p, node, at),
+		"use a datapath that marks its packets out of the tunnel, or announce narrower prefixes"
 }
 
 // withheld says why p, which n claims, does not go to it from here.

@@ -151,12 +151,14 @@ type Machine struct {
 	touched   []*node
 	stale     []netip.Prefix // may have duplicates
 	rechecks  []*node
+	relist    []listID
 
 	want datapath.State
 	device
 
 	conditions map[string]map[conditionID]view.Condition // by node
-	out        Output                                    // of this Step
+	lists      map[listID]*list
+	out        Output // of this Step
 	ready      bool
 	changed    bool
 	version    uint64
@@ -172,7 +174,7 @@ func New(cfg Config) *Machine {
 		contested: make(map[netip.Prefix][]string), barred: make(map[netip.Prefix]bar),
 		lingering:  make(map[netip.Prefix]time.Time),
 		publisher:  publisher{starts: cfg.Starts, recordStale: true},
-		conditions: make(map[string]map[conditionID]view.Condition),
+		conditions: make(map[string]map[conditionID]view.Condition), lists: make(map[listID]*list),
 		want: datapath.State{
 			Device: datapath.Device{Key: cfg.Key, ListenPort: cfg.PortFirst, Mark: cfg.Mark, MTU: cfg.MTU},
 			Addrs:  cfg.Addresses,
@@ -235,9 +237,14 @@ func (m *Machine) settle(now time.Time) {
 	}
 	m.unsettled = emptied(m.unsettled)
 	for _, p := range m.stale {
-		m.assign(now, p)
+		m.assign(p)
 	}
 	m.stale = m.stale[:0]
+	for _, id := range m.relist {
+		m.nameListed(now, id)
+	}
+	clear(m.relist)
+	m.relist = m.relist[:0]
 	for _, n := range m.rechecks {
 		n.recheck = false
 		if n.known && n != m.self {

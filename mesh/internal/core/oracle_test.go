@@ -13,6 +13,7 @@ import (
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/view"
+	"github.com/warren-mesh/warren/prefixes"
 )
 
 // world is what a node is told, from which the oracle says what should come of it. It is written to be
@@ -64,7 +65,13 @@ type expected struct {
 
 func (w *world) expect(now time.Time) expected {
 	e := expected{peers: map[key.Public][]netip.Prefix{}, conditions: map[string]bool{}, withheld: map[string]view.Kind{}, usable: map[string][]netip.AddrPort{}}
+	prefixesOf := map[string][]netip.Prefix{} // by kind and node; the first 8 are named
 	wrong := func(kind view.Kind, node string, subject any) {
+		if p, ok := subject.(netip.Prefix); ok {
+			what := fmt.Sprint(kind, " ", node)
+			prefixesOf[what] = append(prefixesOf[what], p)
+			return
+		}
 		e.conditions[fmt.Sprint(kind, " ", node, " ", subject)] = true
 	}
 
@@ -216,6 +223,16 @@ func (w *world) expect(now time.Time) expected {
 			wrong(view.EndpointUnusable, id, "")
 		}
 	}
+	for what, ps := range prefixesOf {
+		slices.SortFunc(ps, prefixes.Compare)
+		ps = slices.Compact(ps)
+		for _, p := range ps[:min(len(ps), 8)] {
+			e.conditions[fmt.Sprint(what, " ", p)] = true
+		}
+		if len(ps) > 8 {
+			e.conditions[what+" "] = true
+		}
+	}
 	return e
 }
 
@@ -311,7 +328,7 @@ func (w *world) compare(now time.Time, st datapath.State, v view.View) (wrong []
 			subject = ""
 		}
 		if !slices.ContainsFunc(v.Conditions, func(c view.Condition) bool {
-			return c.Kind == h.Kind && c.Node == h.Node && c.Subject == subject
+			return c.Kind == h.Kind && c.Node == h.Node && (c.Subject == subject || c.Subject == "")
 		}) {
 			say("view: %v is withheld from %s as %s, and no condition says so", h.Prefix, h.Node, h.Kind)
 		}

@@ -1016,6 +1016,87 @@ func TestRule23_NoDefaultRoutesUnlessAllowed(t *testing.T) {
 	s.wantCondition(view.PrefixRefused, "a", "127.0.0.1/32") // which no policy can allow
 }
 
+// A record has room for many thousand prefixes: what is wrong with them is a few lines, whatever order
+// it comes in, and the View has all of it.
+func TestConditionsAreFewHoweverManyPrefixes(t *testing.T) {
+	many := func(id, under string) record.Record {
+		r := rec(id)
+		p := netip.MustParsePrefix(under)
+		b := p.Addr().As4()
+		var all []netip.Prefix
+		for i := range 1000 {
+			all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{b[0], b[1], byte(i >> 6), byte(i << 2)}), 30))
+		}
+		r.Prefixes = prefixes.Must(all...)
+		return r
+	}
+	for _, test := range []struct {
+		kind    view.Kind
+		node    string
+		under   string
+		records []record.Record
+	}{
+		{view.PrefixRefused, "a", "169.254.0.0/16", []record.Record{many("a", "169.254.0.0/16")}},
+		{view.PrefixConflict, "b", "10.1.0.0/16", []record.Record{many("b", "10.1.0.0/16"), many("a", "10.1.0.0/16")}},
+		{view.LocalWins, "a", "10.250.0.0/16", []record.Record{many("a", "10.250.0.0/16")}},
+	} {
+		s := up(t)
+		s.step(announce("10.250.0.0/16"))
+		for _, r := range test.records {
+			s.step(put(good(r)))
+		}
+		s.run(soon)
+		if n := len(s.raised) + len(s.cleared); n != 9 {
+			t.Errorf("%s: %d lines", test.kind, n)
+		}
+		want := []string{""}
+		for i := range 8 {
+			want = append(want, strings.TrimSuffix(test.under, "0/16")+fmt.Sprint(4*i)+"/30")
+		}
+		slices.Sort(want)
+		var got []string
+		for c := range s.m.View().Find(test.kind) {
+			got = append(got, c.Subject)
+			if c.Node != test.node || c.Subject == "" && !strings.Contains(c.Message, "992 more") {
+				t.Errorf("there is %v", c)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", test.kind, got, want)
+		}
+		if n := len(s.m.View().Withheld); n != 1000 {
+			t.Errorf("%s: %d withheld", test.kind, n)
+		}
+
+		// With fewer there is one for each again.
+		first := test.records[0]
+		var kept []netip.Prefix
+		for p := range first.Prefixes.All() {
+			kept = append(kept, p)
+		}
+		first.Prefixes = prefixes.Must(kept[500:503]...)
+		s.step(put(good(first)))
+		s.run(soon)
+		got = nil
+		for c := range s.m.View().Find(test.kind) {
+			got = append(got, c.Subject)
+		}
+		want = nil
+		for _, p := range kept[500:503] {
+			want = append(want, p.String())
+		}
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", test.kind, got, want)
+		}
+		s.step(deleted("a"))
+		s.step(deleted("b"))
+		if cs := s.m.View().Conditions; len(cs) != 0 {
+			t.Errorf("left: %v", cs)
+		}
+	}
+}
+
 func TestRule24_SilenceIsNoFailure(t *testing.T) {
 	s := up(t, rec("a", "10.1.0.0/16", "203.0.113.1:1", "203.0.113.2:1"))
 	s.run(24 * time.Hour) // nobody wants anything of a
