@@ -154,12 +154,26 @@ func (m *Machine) inPrefix(n *node, e record.Endpoint) (p netip.Prefix, owner st
 // shared: encrypted packets follow the same routes as all others.
 func (m *Machine) shared() bool { return m.have != nil && m.host.Underlay == datapath.UnderlayShared }
 
+var thisNetwork = netip.MustParsePrefix("0.0.0.0/8") // RFC 1122: Linux takes 0.0.0.0 for the host itself
+
+// onLoopback: this node publishes an endpoint on its own host, as all nodes of a mesh on one host do. Else
+// a node elsewhere could have this one send to whatever listens here.
+func (m *Machine) onLoopback() bool {
+	return slices.ContainsFunc(m.cfg.Endpoints, func(e netip.AddrPort) bool { return e.Addr().IsLoopback() })
+}
+
 func (m *Machine) unusable(e record.Endpoint) string {
 	switch {
 	case !e.Addr.IsValid():
 		return "is a name"
 	case e.Addr.Zone() != "":
 		return "has a zone"
+	case e.Addr.IsLinkLocalUnicast():
+		return "is link-local"
+	case thisNetwork.Contains(e.Addr), e.Addr == netip.IPv6Unspecified():
+		return "is no address of a host"
+	case e.Addr.IsLoopback() && !m.onLoopback():
+		return "is loopback, where this node is not reached itself"
 	case m.have != nil && e.Addr.Is4() && !m.host.IPv4:
 		return "is IPv4, which this host has not"
 	case m.have != nil && e.Addr.Is6() && !m.host.IPv6:

@@ -1097,6 +1097,41 @@ func TestConditionsAreFewHoweverManyPrefixes(t *testing.T) {
 	}
 }
 
+// Others do not choose what on this host, or on its link, is sent to.
+func TestEndpointsOfTheHostItselfAreRefused(t *testing.T) {
+	for _, test := range []struct {
+		own, other string
+		used       bool
+	}{
+		{"198.51.100.1:0", "127.0.0.1:53", false},
+		{"198.51.100.1:0", "127.1.2.3:53", false},
+		{"198.51.100.1:0", "[::1]:53", false},
+		{"", "127.0.0.1:53", false},
+		{"127.0.0.1:0", "127.0.0.1:53", true},
+		{"127.0.0.1:0", "[::1]:53", true},
+		{"[::1]:0", "127.0.0.1:53", true},
+		{"127.0.0.1:0", "0.0.0.1:53", false},
+		{"127.0.0.1:0", "169.254.169.254:80", false},
+		{"127.0.0.1:0", "[fe80::1]:80", false},
+		{"198.51.100.1:0", "192.168.1.1:80", true},
+	} {
+		s := newSim(t, func(c *core.Config) {
+			c.Endpoints = nil
+			if test.own != "" {
+				c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort(test.own)}
+			}
+		})
+		s.start(rec("a", test.other))
+		p, ok := s.peer("a")
+		if !ok || p.Endpoint.IsValid() != test.used {
+			t.Errorf("%s, published to a node at %q, is sent to: %v, %v", test.other, test.own, p.Endpoint, ok)
+		}
+		if _, ok := s.condition(view.EndpointUnusable, "a", ""); ok == test.used {
+			t.Errorf("%s, published to a node at %q: conditions %v", test.other, test.own, s.m.View().Conditions)
+		}
+	}
+}
+
 func TestRule24_SilenceIsNoFailure(t *testing.T) {
 	s := up(t, rec("a", "10.1.0.0/16", "203.0.113.1:1", "203.0.113.2:1"))
 	s.run(24 * time.Hour) // nobody wants anything of a
