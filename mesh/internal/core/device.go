@@ -32,6 +32,7 @@ type device struct {
 	readFail int       // in a row
 	pollTill time.Time // while an endpoint is on trial
 	settled  bool
+	repairAt time.Time // when the key that another program last gave the device is put right; zero: none did lately
 
 	full    bool           // want and have may differ in anything
 	dirty   datapath.Delta // else in this
@@ -169,7 +170,7 @@ func (m *Machine) stuck(now time.Time) bool {
 }
 
 func (m *Machine) planDue(now time.Time) bool {
-	if !m.trusted() || m.stuck(now) {
+	if !m.trusted() || m.stuck(now) || now.Before(m.repairAt) {
 		return false
 	}
 	if m.pending() && !now.Before(m.flushAt) {
@@ -191,6 +192,9 @@ func (m *Machine) deviceWake(now time.Time, at func(time.Time)) {
 	at(m.readAt)
 	switch {
 	case !m.trusted():
+		return
+	case now.Before(m.repairAt):
+		at(m.repairAt)
 		return
 	case m.stuck(now):
 		if a := m.retry[resource{kind: theDevice}]; !a.permanent {
@@ -652,6 +656,7 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	if wasOurs && !m.ours() {
 		m.lostDevice()
 	}
+	m.contest(now, wasOurs)
 	m.judgeDevice(now)
 	if m.host != was || first {
 		if m.host.Connected != was.Connected {
@@ -667,6 +672,21 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.observe(now, in.State)
 	m.recordStale = true
 	m.full, m.flushAt = true, now
+}
+
+// contest takes in whether another program has given the device another key than this node's. Two who undo
+// each other's work are not to be busy with nothing else, so it is put right a while after the last time.
+func (m *Machine) contest(now time.Time, wasOurs bool) {
+	is := m.have.State().Device
+	switch {
+	case wasOurs && is.Exists() && !m.ours():
+		m.repairAt = maxTime(now, m.repairAt.Add(minRepair))
+		m.raise(now, view.DeviceContested, m.cfg.Node, "", fmt.Sprintf("another program gave the device the key %s, which is not this node's", is.Key.Public().Short()),
+			"give every program and every mesh a device of its own")
+	case m.ours() && !m.repairAt.IsZero() && now.Sub(m.repairAt) >= 2*m.cfg.Audit:
+		m.repairAt = time.Time{}
+		m.clear(view.DeviceContested, m.cfg.Node, "")
+	}
 }
 
 // lostDevice takes in that the device was taken away or is another: its sessions are gone, and whatever

@@ -1132,6 +1132,48 @@ func TestEndpointsOfTheHostItselfAreRefused(t *testing.T) {
 	}
 }
 
+// Another program, or another mesh, that uses the same device is said to do so, and is not raced.
+func TestADeviceThatIsContested(t *testing.T) {
+	s := up(t, rec("a", "10.1.0.0/16"))
+	stranger := func() {
+		s.dev.edit(func(st *datapath.State) { st.Device.Key = privateKey("stranger") })
+		s.step(core.Touched{})
+	}
+	repairs := 0
+	s.dev.after = func(op datapath.Op) {
+		if _, ok := op.(datapath.SetDevice); ok {
+			repairs++
+		}
+	}
+	s.run(time.Minute)
+	for range 100 { // it is back every time
+		if s.dev.model.State().Device.Key == s.cfg.Key {
+			stranger()
+		}
+		s.run(100 * time.Millisecond)
+	}
+	if repairs < 5 || repairs > 10 {
+		t.Errorf("%d repairs in 10 s", repairs)
+	}
+	c, ok := s.condition(view.DeviceContested, "m", "")
+	if !ok || !strings.Contains(c.Message, publicKey("stranger").Short()) || strings.Contains(c.Message, privateKey("stranger").Base64()) {
+		t.Errorf("the condition is %v", c)
+	}
+	if len(s.raised) != 1 {
+		t.Errorf("raised %v", s.raised)
+	}
+	s.run(s.cfg.Audit)
+	s.wantCondition(view.DeviceContested, "m", "")
+	s.run(2 * s.cfg.Audit)
+	s.wantNoCondition(view.DeviceContested, "m", "")
+	s.wantPeers("a 10.1.0.0/16")
+
+	// One that is taken away is no contest.
+	s.dev.vanish()
+	s.run(s.cfg.Audit)
+	s.wantNoCondition(view.DeviceContested, "m", "")
+}
+
 func TestRule24_SilenceIsNoFailure(t *testing.T) {
 	s := up(t, rec("a", "10.1.0.0/16", "203.0.113.1:1", "203.0.113.2:1"))
 	s.run(24 * time.Hour) // nobody wants anything of a
