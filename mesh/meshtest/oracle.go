@@ -180,6 +180,9 @@ func (s self) allows(node string, p netip.Prefix) bool {
 			return false
 		}
 	}
+	if p.Bits() > 0 && p.Contains(netip.IPv6Loopback()) {
+		return false
+	}
 	return s.accept(node, p)
 }
 

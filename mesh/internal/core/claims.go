@@ -61,9 +61,14 @@ var never = prefixes.MustParse(
 	"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", // RFC 6890
 	"::/128", "::1/128", "fe80::/10", "ff00::/8") // RFC 4291
 
+var loopback6 = netip.IPv6Loopback()
+
 // Never reports whether p lies in a range whose addresses mean something else on every host, or are no
-// unicast addresses: no policy can allow it.
-func Never(p netip.Prefix) bool { return never.CoversPrefix(p) }
+// unicast addresses, or reaches from there into others: no policy can allow it. A default route may be
+// allowed, for all that it has everything inside.
+func Never(p netip.Prefix) bool {
+	return never.CoversPrefix(p) || p.Bits() > 0 && p.Contains(loopback6)
+}
 
 // policy returns what of claimed a node may have, and raises a condition for each prefix it may not.
 func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.Set {
@@ -73,7 +78,7 @@ func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.
 		why := ""
 		switch {
 		case Never(p):
-			why = "is loopback, link-local, multicast or unspecified"
+			why = "is loopback, link-local, multicast or unspecified, or has ::1 inside"
 		case m.cfg.Accept != nil:
 			if !m.cfg.Accept(n.id, p) {
 				why = "is not accepted by this node's policy"

@@ -113,6 +113,9 @@ func (w *world) expect(now time.Time) expected {
 				return false
 			}
 		}
+		if p.Bits() > 0 && p.Contains(netip.IPv6Loopback()) {
+			return false
+		}
 		if w.accept != nil {
 			return w.accept(id, p)
 		}

@@ -1174,6 +1174,19 @@ func TestADeviceThatIsContested(t *testing.T) {
 	s.wantNoCondition(view.DeviceContested, "m", "")
 }
 
+// Nobody is given ::1 as a part of something wider. 127.0.0.0/8 has no wider prefix that is narrow enough.
+func TestRule23_LoopbackInsideIsRefused(t *testing.T) {
+	all := rec("a", "::/0", "::/8", "::/16", "::/96", "::/127", "1::/16", "0.0.0.0/0")
+	s := newSim(t, func(c *core.Config) { c.Accept = func(string, netip.Prefix) bool { return true } })
+	s.start(all)
+	s.wantPeers("a 0.0.0.0/0 ::/0 1::/16")
+	for _, p := range []string{"::/8", "::/16", "::/96", "::/127"} {
+		s.wantCondition(view.PrefixRefused, "a", p)
+	}
+	s = up(t, all)
+	s.wantPeers("a 1::/16")
+}
+
 func TestRule24_SilenceIsNoFailure(t *testing.T) {
 	s := up(t, rec("a", "10.1.0.0/16", "203.0.113.1:1", "203.0.113.2:1"))
 	s.run(24 * time.Hour) // nobody wants anything of a
