@@ -693,7 +693,7 @@ func (m *Machine) contest(now time.Time, wasOurs bool) {
 // failed on it may work on the next one.
 func (m *Machine) lostDevice() {
 	if m.started {
-		m.starts.Generation++
+		m.starts.Generation = next(m.starts.Generation)
 	}
 	m.adopted = false
 	for r := range m.retry {

@@ -3,6 +3,7 @@ package core_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -1185,6 +1186,27 @@ func TestRule23_LoopbackInsideIsRefused(t *testing.T) {
 	}
 	s = up(t, all)
 	s.wantPeers("a 1::/16")
+}
+
+// Whatever a record under this node's ID says, its counts do not begin anew.
+func TestCountsDoNotWrap(t *testing.T) {
+	s := newSim(t)
+	s.step(announce())
+	own := rec("m")
+	own.Epoch, own.Generation, own.Sequence = math.MaxUint64, math.MaxUint64, math.MaxUint64
+	s.step(reset(good(own)))
+	s.run(soon)
+	check := func() {
+		t.Helper()
+		if r := s.m.View().Self.Record; r.ID == "" || r.Epoch != math.MaxUint64 || r.Generation != math.MaxUint64 {
+			t.Errorf("published is %+v", r)
+		}
+	}
+	check()
+	s.dev.vanish() // one device more
+	s.step(core.Touched{})
+	s.run(2 * s.cfg.Audit)
+	check()
 }
 
 func TestRule24_SilenceIsNoFailure(t *testing.T) {

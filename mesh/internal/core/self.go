@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -252,16 +253,20 @@ func (m *Machine) rePut(now time.Time, wait time.Duration) {
 // start settles what counts starts, from what is kept on disk and what the registry had.
 func (m *Machine) start() {
 	m.started = true
-	m.starts.Epoch = max(m.starts.Epoch, m.had.Epoch) + 1
+	m.starts.Epoch = next(max(m.starts.Epoch, m.had.Epoch))
 	m.starts.Generation = max(m.starts.Generation, m.had.Generation)
 	if m.starts.Generation == 0 {
 		// Nothing tells how many there were. That it is another one than before is what matters.
 		m.starts.Generation = m.cfg.Device
 	}
 	if !m.adopted {
-		m.starts.Generation++
+		m.starts.Generation = next(m.starts.Generation)
 	}
 }
+
+// next counts on, and stays at the highest number rather than begin again: a record in the registry may
+// have any.
+func next(n uint64) uint64 { return n + min(1, math.MaxUint64-n) }
 
 // publishable: there is a device that the record can tell of.
 func (m *Machine) publishable() bool {
@@ -298,7 +303,7 @@ func (m *Machine) publish(now time.Time) {
 	}
 	was := m.rec
 	if !same {
-		r.Sequence++
+		r.Sequence = next(r.Sequence)
 		if was.Epoch != r.Epoch || was.Generation != r.Generation {
 			starts := m.starts
 			m.out.Starts = &starts
