@@ -15,8 +15,8 @@
 // What nobody has is refused at once with "network is unreachable".
 //
 // Of what arrives, all of Addrs and Local is accepted, however large the prefixes: an address costs
-// nothing before it is used. One with connections takes a little memory as long as it has any, and
-// slows down no others. Each of Addrs, and each address listened on by itself, has IPv4 packets compared
+// nothing before it is used. One with connections takes a little memory as long as it has any, but
+// no packet is the slower for it. Each of Addrs, and each address listened on by itself, has IPv4 packets compared
 // with it one after the other: thousands are better served by listening on all (":80"). Where nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address that
 // was asked for. Echo requests are answered by Addrs and by the addresses of listeners; elsewhere in
 // Local the answer is "host unreachable", since an answer would tell of a host that does not exist.

@@ -308,7 +308,7 @@ func TestManyHalfOpen(t *testing.T) {
 	}
 	defer l.Close()
 	go echoTCP(l)
-	for i := range 2000 {
+	for i := range 20000 {
 		x, y := byte(i>>8), byte(i)
 		f.send(tcpPacket(netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, x, y}), uint16(1000+i)),
 			netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, x, y}), 80), header.TCPFlagSyn))
