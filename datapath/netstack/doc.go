@@ -15,13 +15,18 @@
 // What nobody has is refused at once with "network is unreachable".
 //
 // Of what arrives, all of Addrs and Local is accepted, however large the prefixes: an address costs
-// nothing before it is used. One with connections takes a little memory as long as it has any, but
-// no packet is the slower for it. Each of Addrs, and each address listened on by itself, has IPv4 packets compared
-// with it one after the other: thousands are better served by listening on all (":80"). Where nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address that
-// was asked for. Echo requests are answered by Addrs and by the addresses of listeners; elsewhere in
-// Local the answer is "host unreachable", since an answer would tell of a host that does not exist.
+// nothing before it is used. One with connections takes a little memory while it has any, but the cost
+// of a packet does not grow with their number. It does, over IPv4, with the number of Addrs and of
+// addresses listened on one by one, with each of which a packet is compared: in place of thousands of
+// listeners have one for all addresses (":80").
+//
+// Where nobody listens, TCP is answered with a reset and UDP with "port unreachable", from the address
+// that was asked for. Echo requests are answered by Addrs and by the addresses of listeners; elsewhere
+// in Local the answer is "host unreachable", since an answer would tell of a host that does not exist.
 // What arrives for any other address is answered with "network unreachable", at a limited rate, and
-// never forwarded. Multicast is dropped.
+// never forwarded. What a peer sends from an address of this node is dropped, unless the peer has the
+// same prefix, which is then moving; so is word that a packet was too big, as the one path there is has
+// a known MTU; and multicast.
 //
 // # Host
 //
