@@ -1962,3 +1962,40 @@ func TestRule06_ASessionIsAdoptedOnce(t *testing.T) {
 		t.Errorf("z is sent to at %v", s.endpoint())
 	}
 }
+
+// Who announces more than a record holds keeps nobody else from being published.
+func TestAnnouncing_MoreThanARecordHolds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		n    int
+		wide func(i int) netip.Prefix
+	}{
+		{"by number", record.MaxPrefixes + 100, func(i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+		}},
+		{"by size", record.MaxPrefixes, func(i int) netip.Prefix {
+			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, byte(i >> 8), byte(i)}), 128)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSim(t, func(c *core.Config) { c.Addresses = set("fd99::1") })
+			s.start()
+			as := make([]string, c.n)
+			for i := range as {
+				as[i] = c.wide(i).String()
+			}
+			s.step(announce(as...))
+			s.run(time.Second)
+			r := s.m.View().Self.Record
+			if data, err := record.Marshal(r); err != nil {
+				t.Fatalf("the record cannot be published: %v", err)
+			} else if len(data) > record.MaxSize || r.Prefixes.Len() < 10000 || r.Addresses != set("fd99::1") {
+				t.Errorf("%d bytes, %d prefixes, addresses %v", len(data), r.Prefixes.Len(), r.Addresses)
+			}
+			s.wantCondition(view.AnnouncementRefused, s.cfg.Node, "")
+			s.step(announce("10.1.0.0/16"))
+			s.run(time.Minute)
+			s.wantNoCondition(view.AnnouncementRefused, s.cfg.Node, "")
+		})
+	}
+}

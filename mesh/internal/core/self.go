@@ -30,7 +30,7 @@ type publisher struct {
 // announced takes in what this node can reach.
 func (m *Machine) announced(now time.Time, s prefixes.Snapshot) {
 	m.snapshot = s
-	keep := make(map[string]bool)
+	keep := map[string]bool{"": true} // localChanged's
 	for _, p := range s.Problems {
 		subject := p.Source + " " + p.Value
 		keep[subject] = true
@@ -47,7 +47,7 @@ func (m *Machine) announced(now time.Time, s prefixes.Snapshot) {
 
 // localChanged works out what is local from what is announced, lingers, and is connected.
 func (m *Machine) localChanged(now time.Time) {
-	own := m.policy(now, m.self, m.snapshot.Set().Union(m.cfg.Addresses))
+	own := m.fit(now, m.policy(now, m.self, m.snapshot.Set().Union(m.cfg.Addresses)))
 	if m.own != own {
 		for p := range m.own.Minus(own).All() {
 			if m.cfg.Linger > 0 {
@@ -84,6 +84,44 @@ func (m *Machine) localChanged(now time.Time) {
 			m.stale = append(m.stale, q)
 		}
 	}
+}
+
+// fit leaves out what would make a record that nobody takes: one source that announces too much is not
+// to keep what the others announce from being published. It keeps the first in canonical order, and
+// this node's addresses.
+func (m *Machine) fit(now time.Time, own prefixes.Set) prefixes.Set {
+	const perPrefix = 4 // bytes of JSON around each: quotes, comma, and one to spare
+	left, kept := record.MaxSize-m.sizeOfRest(), 0
+	var surplus []netip.Prefix
+	for p := range own.All() {
+		size := len(p.String()) + perPrefix
+		switch {
+		case m.cfg.Addresses.Has(p):
+		case kept < record.MaxPrefixes && size <= left:
+			kept, left = kept+1, left-size
+		default:
+			surplus = append(surplus, p)
+		}
+	}
+	if len(surplus) == 0 {
+		m.clear(view.AnnouncementRefused, m.cfg.Node, "")
+		return own
+	}
+	m.raise(now, view.AnnouncementRefused, m.cfg.Node, "", fmt.Sprintf("%d prefixes are announced, and %d of them, from %v on, find no room in the record: at most %d, and %d bytes in all",
+		own.Len(), len(surplus), surplus[0], record.MaxPrefixes, record.MaxSize), "announce fewer, wider prefixes")
+	return own.Without(surplus...)
+}
+
+// sizeOfRest is what this node's record may need for all but its prefixes, in bytes of JSON.
+func (m *Machine) sizeOfRest() int {
+	n := 48 << 10 // endpoints, addresses, key and counts at their longest
+	for _, role := range m.cfg.Roles {
+		n += len(role) + 4
+	}
+	for k, v := range m.cfg.Labels {
+		n += len(k) + 2*len(v) + 8 // with every byte escaped
+	}
+	return n
 }
 
 // localSet wants what is announced and what lingers to be accepted here.
