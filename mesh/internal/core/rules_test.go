@@ -864,6 +864,14 @@ func TestRule14_EndpointsInsideAnothersPrefix(t *testing.T) {
 	s.run(soon)
 	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
 
+	// The same by what another node does.
+	s.step(put(good(withKey(rec("a"), "x"))))
+	s.run(soon)
+	s.wantNoCondition(view.EndpointLoops, "x", "")
+	s.step(deleted("a"))
+	s.run(soon)
+	s.wantCondition(view.EndpointLoops, "x", "10.2.0.5:1")
+
 	// With the prefix goes what it did.
 	s.step(put(good(rec("b", "203.0.113.2:7"))))
 	s.run(soon)
