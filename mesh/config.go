@@ -44,7 +44,8 @@ type Config struct {
 	Announce []netip.Prefix
 	// Endpoints are where others may reach this node over the underlay, the best first. Port 0 stands
 	// for the device's real one. Empty: the node cannot be called and calls others, and keeps the
-	// mappings of a NAT between open.
+	// mappings of a NAT between open. Loopback endpoints of others are called only where this is empty
+	// or has one, too.
 	Endpoints []netip.AddrPort
 	// ListenPorts are the UDP ports the device may have.
 	ListenPorts Ports

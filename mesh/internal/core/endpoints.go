@@ -156,10 +156,10 @@ func (m *Machine) shared() bool { return m.have != nil && m.host.Underlay == dat
 
 var thisNetwork = netip.MustParsePrefix("0.0.0.0/8") // RFC 1122: Linux takes 0.0.0.0 for the host itself
 
-// onLoopback: this node publishes an endpoint on its own host, as all nodes of a mesh on one host do. Else
-// a node elsewhere could have this one send to whatever listens here.
+// onLoopback: this node publishes an endpoint on its own host, as nodes of a mesh on one host do, or none
+// at all. Else a node elsewhere could have this one send to whatever listens here.
 func (m *Machine) onLoopback() bool {
-	return slices.ContainsFunc(m.cfg.Endpoints, func(e netip.AddrPort) bool { return e.Addr().IsLoopback() })
+	return len(m.cfg.Endpoints) == 0 || slices.ContainsFunc(m.cfg.Endpoints, func(e netip.AddrPort) bool { return e.Addr().IsLoopback() })
 }
 
 func (m *Machine) unusable(e record.Endpoint) string {

@@ -1115,7 +1115,7 @@ func TestEndpointsOfTheHostItselfAreRefused(t *testing.T) {
 		{"198.51.100.1:0", "127.0.0.1:53", false},
 		{"198.51.100.1:0", "127.1.2.3:53", false},
 		{"198.51.100.1:0", "[::1]:53", false},
-		{"", "127.0.0.1:53", false},
+		{"", "127.0.0.1:53", true}, // it may be tried out on one host, too
 		{"127.0.0.1:0", "127.0.0.1:53", true},
 		{"127.0.0.1:0", "[::1]:53", true},
 		{"[::1]:0", "127.0.0.1:53", true},
@@ -1575,10 +1575,20 @@ func TestRecord_PutAgainAfterTheStoreWasRestored(t *testing.T) {
 	s.run(time.Minute)
 	s.take()
 	s.step(put(good(old))) // late, that is all
+	s.run(time.Second)
+	s.step(put(good(was)))
 	s.run(time.Minute)
 	if len(s.puts) != 0 {
 		t.Errorf("put %v", s.puts)
 	}
+	s.step(put(good(old))) // somebody put it back
+	s.run(time.Minute)
+	if len(s.puts) != 1 || !record.Equal(s.puts[0], was) {
+		t.Errorf("put %v", s.puts)
+	}
+	s.step(put(good(was)))
+	s.run(time.Minute)
+	s.take()
 	s.step(reset(good(old)))
 	if len(s.puts) != 1 || !record.Equal(s.puts[0], was) {
 		t.Errorf("put %v", s.puts)

@@ -215,6 +215,7 @@ func (m *Machine) sourceFor(p netip.Prefix) netip.Addr { return m.source[family(
 
 const (
 	rePut    = time.Second      // between two puts of the same record
+	lagging  = 5 * time.Second  // for the newest to be seen
 	contest  = 30 * time.Second // the same, against another process that publishes as this node
 	doublesN = 2                // foreign records seen before that is said
 	calm     = 4 * contest      // without one, and it is over
@@ -243,9 +244,11 @@ func (m *Machine) sawSelf(now time.Time, o Opened, reset bool) {
 	case r.Sequence == m.rec.Sequence:
 		m.republish = time.Time{} // it is there after all
 		m.gotPublished()
-	case reset && r.Sequence < m.rec.Sequence:
+	case reset:
 		m.published = false
 		m.rePut(now, 0) // a store restored from a backup
+	default:
+		m.rePut(now, lagging) // ours of before, with the newest close behind; else somebody put it back
 	}
 }
 
