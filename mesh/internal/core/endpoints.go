@@ -155,6 +155,7 @@ func (m *Machine) inPrefix(n *node, e record.Endpoint) (p netip.Prefix, owner st
 func (m *Machine) shared() bool { return m.have != nil && m.host.Underlay == datapath.UnderlayShared }
 
 var thisNetwork = netip.MustParsePrefix("0.0.0.0/8") // RFC 1122: Linux takes 0.0.0.0 for the host itself
+var reserved = netip.MustParsePrefix("240.0.0.0/4")  // RFC 1112 section 4
 
 // onLoopback: this node publishes an endpoint on its own host, as nodes of a mesh on one host do, or none
 // at all. Else a node elsewhere could have this one send to whatever listens here.
@@ -170,7 +171,7 @@ func (m *Machine) unusable(e record.Endpoint) string {
 		return "has a zone"
 	case e.Addr.IsLinkLocalUnicast():
 		return "is link-local"
-	case thisNetwork.Contains(e.Addr), e.Addr == netip.IPv6Unspecified():
+	case thisNetwork.Contains(e.Addr), reserved.Contains(e.Addr), e.Addr == netip.IPv6Unspecified():
 		return "is no address of a host"
 	case e.Addr.IsLoopback() && !m.onLoopback():
 		return "is loopback, where this node is not reached itself"
