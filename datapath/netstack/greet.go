@@ -66,16 +66,17 @@ type precedence struct {
 }
 
 const (
-	// crossing is for how long an initiation counts as on its way: the round trip of any path on Earth.
-	crossing = 300 * time.Millisecond
+	// crossing is for how long an initiation counts as on its way: the round trip of any path on Earth,
+	// and the time it may take two busy hosts to work on it.
+	crossing = time.Second
 	// answering is for how long one that arrived counts as being answered.
-	answering = 100 * time.Millisecond
+	answering = 300 * time.Millisecond
 	// crossed is when, after a drop, there is another try. wireguard-go must have dealt with the
 	// first by then, since it takes up the same one twice if it gets both at once.
-	crossed = 30 * time.Millisecond
+	crossed = 100 * time.Millisecond
 	// settling is how long a peer is left alone after a handshake message of it arrived. To begin anew
 	// just then would end the session that comes of it before it was seen.
-	settling = 150 * time.Millisecond
+	settling = 250 * time.Millisecond
 	// yielding is how long this node does not yield again: what it yielded to may have been forged.
 	yielding = 3 * time.Second
 	// maxWaits bounds how often a greeting is put off: what the peer seemed to say may have been forged.

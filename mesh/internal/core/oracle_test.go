@@ -23,6 +23,7 @@ type world struct {
 	key       key.Public
 	addresses []netip.Prefix
 	keepalive time.Duration
+	nat       bool // it publishes no endpoint
 	accept    func(string, netip.Prefix) bool
 
 	nodes     map[string]*entry
@@ -248,7 +249,7 @@ func (w *world) loops(p netip.Prefix, owner *record.Record) bool {
 
 // reaches reports whether this host can send to e, if not into the mesh.
 func (w *world) reaches(e record.Endpoint) bool {
-	return e.Addr.IsValid() && e.Addr.Zone() == "" && !e.Addr.IsLoopback() && !e.Addr.IsLinkLocalUnicast() && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6)
+	return e.Addr.IsValid() && e.Addr.Zone() == "" && (w.nat || !e.Addr.IsLoopback()) && !e.Addr.IsLinkLocalUnicast() && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6)
 }
 
 // sortedText is for comparing lists of prefixes whatever their order.

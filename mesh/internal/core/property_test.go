@@ -82,7 +82,7 @@ func newTrouble(t *rapid.T) *trouble {
 		addresses: slices.Collect(tr.cfg.Addresses.All()),
 	}
 	if tr.cfg.Endpoints == nil {
-		tr.w.keepalive = 25 * time.Second
+		tr.w.nat, tr.w.keepalive = true, 25*time.Second
 	}
 	dev.fail = tr.opFails
 	tr.sim.planned = tr.watchOps
