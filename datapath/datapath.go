@@ -50,7 +50,8 @@ type Notifier interface {
 // Settler is a Datapath that wants to know whether it has been told everything.
 type Settler interface {
 	// Settle says that the State programmed last is complete: a destination which no peer has is not
-	// merely unknown yet. A Settler treats destinations as undecided until the first call.
+	// merely unknown yet. A Settler treats destinations as undecided until it is called, and again
+	// after RemoveDevice.
 	Settle()
 }
 
