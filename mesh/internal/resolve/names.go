@@ -341,7 +341,19 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
+// done keeps the result of a lookup, and logs where a name fails or works that did not.
 func (n *Names) done(ctx context.Context, nm *name, retry bool, addrs []netip.Addr, ttl time.Duration, err error) {
+	was, now := n.keep(ctx, nm, retry, addrs, ttl, err)
+	switch { // without the lock: a log may be slow
+	case now.Err != nil && was.Err == nil:
+		n.log.Warn("host name does not resolve, what was found before is kept", "host", nm.host, "err", now.Err, "kept", now.Addrs)
+	case now.Err == nil && was.Err != nil:
+		n.log.Info("host name resolves again", "host", nm.host, "addrs", now.Addrs)
+	}
+}
+
+// keep returns the answer before and the answer now.
+func (n *Names) keep(ctx context.Context, nm *name, retry bool, addrs []netip.Addr, ttl time.Duration, err error) (was, now Answer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.busy[0]--
@@ -351,21 +363,16 @@ func (n *Names) done(ctx context.Context, nm *name, retry bool, addrs []netip.Ad
 	n.poke()
 	nm.cancel()
 	nm.cancel = nil
+	was = nm.answer
 	if n.names[nm.host] != nm {
-		return // forgotten, and maybe wanted anew
+		return was, was // forgotten, and maybe wanted anew
 	}
 	if err != nil && ctx.Err() != nil {
 		heap.Push(n.queueOf(nm), nm) // Run ended, the name did not fail
-		return
+		return was, was
 	}
-	was, first := nm.answer, !nm.known
-	nm.known = true
-	nm.answer.Err = err
 	if err == nil {
 		nm.wait = nil
-		if !slices.Equal(addrs, was.Addrs) {
-			nm.answer.Addrs = addrs
-		}
 		ttl = min(max(ttl, minTTL), maxTTL)
 		nm.due = time.Now().Add(ttl + rand.N(ttl/10+1))
 	} else {
@@ -373,20 +380,16 @@ func (n *Names) done(ctx context.Context, nm *name, retry bool, addrs []netip.Ad
 			nm.wait = newBackoff()
 		}
 		nm.due = time.Now().Add(min(max(nm.wait.NextBackOff(), minBackoff), maxBackoff))
+		addrs = was.Addrs
 	}
-	nm.answer.Next = nm.due
 	heap.Push(n.queueOf(nm), nm)
-
-	switch {
-	case err != nil && was.Err == nil:
-		n.log.Warn("host name does not resolve, what was found before is kept", "host", nm.host, "err", err, "addrs", len(was.Addrs))
-	case err == nil && was.Err != nil:
-		n.log.Info("host name resolves again", "host", nm.host, "addrs", addrs)
-	}
-	if first || !slices.Equal(nm.answer.Addrs, was.Addrs) || text(err) != text(was.Err) {
+	now = Answer{Addrs: addrs, Err: err, Next: nm.due}
+	if !nm.known || !slices.Equal(addrs, was.Addrs) || text(err) != text(was.Err) {
 		n.changed()
 	}
-	n.answers = nil // Next moved on
+	n.answers = nil // Next moved on, which is nothing to wake anybody for
+	nm.answer, nm.known = now, true
+	return was, now
 }
 
 // text is what of an error readers can tell apart.
