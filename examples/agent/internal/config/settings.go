@@ -1,0 +1,606 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/mesh"
+	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/mesh/registry"
+	"github.com/warren-mesh/warren/prefixes"
+)
+
+// Kind is how many values a setting has.
+type Kind int
+
+// The kinds of settings.
+const (
+	One   Kind = iota // a value; of a flag that is given again, the last
+	List              // values: the flag again or commas, commas in the environment, a list in the file
+	Pairs             // KEY=VALUE: the flag again, commas in the environment, a map in the file
+)
+
+// Use is which commands have a setting.
+type Use int
+
+// The uses of settings.
+const (
+	ToFind     Use = iota // a running agent: all commands
+	ToRegister            // what is in the registry: leave and forget, too
+	ToRun                 // only run and config
+)
+
+// Setting is one thing that an agent can be told.
+type Setting struct {
+	Name    string // of the flag and in the file; see Variable
+	Value   string // what a value looks like, in the help
+	Kind    Kind
+	Use     Use
+	Default string // what holds where nothing is set, in words or as a value; "" is nothing
+	Usage   string // one line for --help
+	Reload  bool   // a running agent takes up a change at SIGHUP
+	Example string // a value that is right
+
+	file   bool // a path: in the file relative to the file's folder
+	set    func(*Config, string) error
+	get    func(Config) []string
+	redact func(string) string
+}
+
+// Variable returns the name of s in the environment.
+func (s Setting) Variable() string { return Variable(s.Name) }
+
+// Variable returns what a flag is called in the environment.
+func Variable(flag string) string {
+	return "WARREN_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Settings returns the table, in the order in which help shows it.
+func Settings() []Setting {
+	return []Setting{
+		{
+			Name: "state", Value: "DIR", Use: ToFind, Example: "/var/lib/warren", file: true,
+			Default: "/var/lib/warren for root, else a folder of the user",
+			Usage:   "folder of the node's key, starts, snapshot and socket; one process at a time has it",
+			set:     func(c *Config, s string) error { c.State = filepath.Clean(s); return nil },
+			get:     func(c Config) []string { return one(c.State) },
+		},
+		{
+			Name: "socket", Value: "PATH", Use: ToFind, Example: "/run/warren.sock", file: true,
+			Default: "agent.sock in the state folder",
+			Usage:   "socket through which the other commands reach a running agent",
+			set:     func(c *Config, s string) error { c.Socket = filepath.Clean(s); return nil },
+			get:     func(c Config) []string { return one(c.Socket) },
+		},
+		{
+			Name: "mesh", Value: "NAME", Use: ToRegister, Example: "warren", Default: "warren",
+			Usage: "name of the mesh; meshes of different names share nothing, be it in one registry",
+			set:   setName(func(c *Config) *string { return &c.Mesh }),
+			get:   func(c Config) []string { return one(c.Mesh) },
+		},
+		{
+			Name: "node", Value: "NAME", Use: ToRegister, Example: "alpha",
+			Default: "the node that the state folder belongs to, else the name of the host",
+			Usage:   "ID of this node, one per node of the mesh",
+			set:     setName(func(c *Config) *string { return &c.Node }),
+			get:     func(c Config) []string { return one(c.Node) },
+		},
+		{
+			Name: "registry", Value: "URL", Use: ToRegister, Example: "etcd://192.0.2.1:2379,192.0.2.2:2379", Reload: true,
+			Usage: "where nodes find each other: etcd://HOST:PORT[,HOST:PORT...][/PREFIX], etcds:// with TLS, or memory for a mesh of this node alone (prefix: /warren/MESH/)",
+			set:   setRegistry, get: func(c Config) []string { return one(c.Registry) }, redact: redactURL,
+		},
+		{
+			Name: "registry-ca", Value: "FILE", Use: ToRegister, Example: "ca.pem", Default: "what the system trusts", file: true, Reload: true,
+			Usage: "certificates, in PEM, of whom the registry's certificate must be from (etcds)",
+			set:   setPath(func(c *Config) *string { return &c.RegistryCA }), get: func(c Config) []string { return one(c.RegistryCA) },
+		},
+		{
+			Name: "registry-cert", Value: "FILE", Use: ToRegister, Example: "node.pem", file: true, Reload: true,
+			Usage: "this node's certificate for the registry, in PEM; with registry-key (etcds)",
+			set:   setPath(func(c *Config) *string { return &c.RegistryCert }), get: func(c Config) []string { return one(c.RegistryCert) },
+		},
+		{
+			Name: "registry-key", Value: "FILE", Use: ToRegister, Example: "node-key.pem", file: true, Reload: true,
+			Usage: "key of registry-cert, in PEM",
+			set:   setPath(func(c *Config) *string { return &c.RegistryKey }), get: func(c Config) []string { return one(c.RegistryKey) },
+		},
+		{
+			Name: "registry-user", Value: "NAME", Use: ToRegister, Example: "warren", Reload: true,
+			Usage: "user of the registry; with registry-password-file",
+			set:   func(c *Config, s string) error { c.RegistryUser = s; return nil },
+			get:   func(c Config) []string { return one(c.RegistryUser) },
+		},
+		{
+			Name: "registry-password-file", Value: "FILE", Use: ToRegister, Example: "password", file: true, Reload: true,
+			Usage: "file with the password of registry-user",
+			set:   setPath(func(c *Config) *string { return &c.RegistryPasswordFile }), get: func(c Config) []string { return one(c.RegistryPasswordFile) },
+		},
+		{
+			Name: "datapath", Value: "NAME", Use: ToRun, Example: "netstack", Default: "netstack",
+			Usage: "what carries the packets: " + strings.Join(Datapaths(), ", "),
+			set:   setDatapath, get: func(c Config) []string { return one(c.Datapath) },
+		},
+		{
+			Name: "address", Value: "ADDR", Kind: List, Use: ToRun, Example: "10.80.0.1",
+			Default: "a unique local IPv6 address that follows from mesh and node",
+			Usage:   "address of this node in the mesh",
+			set:     setAddress, get: func(c Config) []string { return texts(c.Address) },
+		},
+		{
+			Name: "announce", Value: "PREFIX", Kind: List, Use: ToRun, Example: "10.90.1.0/24",
+			Usage: "prefix that the mesh can reach through this node",
+			set:   setAnnounce, get: func(c Config) []string { return texts(c.Announce) },
+		},
+		{
+			Name: "endpoint", Value: "HOST[:PORT]", Kind: List, Use: ToRun, Example: "vpn.example.org:51820",
+			Default: "the host's addresses, as they come and go",
+			Usage:   "where others reach this node, the best first: an address or a host name; without a port or with 0, the device's real one; none if nobody can call this node",
+			set:     setEndpoint, get: getEndpoint,
+		},
+		{
+			Name: "listen", Value: "PORT[-PORT]", Use: ToRun, Example: "51820-51829", Default: "any",
+			Usage: "UDP port of the device, or a range of which the first free one is taken",
+			set:   setListen, get: func(c Config) []string { return one(c.Listen.String()) },
+		},
+		{
+			Name: "mtu", Value: "BYTES", Use: ToRun, Example: "1380", Default: "auto",
+			Usage: "largest packet inside the mesh, 1280 to 65535",
+			set:   setMTU, get: func(c Config) []string { return one(orWord(c.MTU, "auto")) },
+		},
+		{
+			Name: "keepalive", Value: "DURATION", Use: ToRun, Example: "25s", Default: "auto",
+			Usage: "how often an idle peer is sent an empty packet, or off; auto is 25s for a node without endpoints, else off",
+			set:   setKeepalive, get: getKeepalive,
+		},
+		{
+			Name: "role", Value: "NAME", Kind: List, Use: ToRun, Example: "gateway",
+			Usage: "role of this node, published in its record",
+			set: func(c *Config, s string) error {
+				if err := check(record.Record{Roles: []string{s}}); err != nil {
+					return err
+				}
+				c.Role = append(c.Role, s)
+				return nil
+			},
+			get: func(c Config) []string { return slices.Clone(c.Role) },
+		},
+		{
+			Name: "label", Value: "KEY=VALUE", Kind: Pairs, Use: ToRun, Example: "zone=west",
+			Usage: "label of this node, published in its record",
+			set:   setLabel, get: getLabel,
+		},
+		{
+			Name: "accept-wide", Value: "PREFIX", Kind: List, Use: ToRun, Example: "0.0.0.0/0",
+			Usage: "prefix wider than /8 (IPv4) or /16 (IPv6) that any node may announce, a default route say; it has to be the same on every node",
+			set:   setAcceptWide, get: func(c Config) []string { return texts(c.AcceptWide) },
+		},
+		{
+			Name: "socks5", Value: "ADDR:PORT", Use: ToRun, Example: "127.0.0.1:1080",
+			Usage: "where to be a SOCKS5 proxy into the mesh, for TCP and UDP; whoever reaches it may use it",
+			set:   setSocks5, get: func(c Config) []string { return one(c.Socks5) },
+		},
+		{
+			Name: "expose", Value: "PORT=HOST:PORT", Kind: List, Use: ToRun, Example: "80=127.0.0.1:8080",
+			Usage: "service that the mesh reaches at this node's addresses and the first port; for UDP: udp/PORT=HOST:PORT",
+			set:   setExpose, get: func(c Config) []string { return texts(c.Expose) },
+		},
+		{
+			Name: "log-level", Value: "LEVEL", Use: ToRun, Example: "info", Default: "info", Reload: true,
+			Usage: "least of what is logged: debug, info, warn or error",
+			set: func(c *Config, s string) error {
+				if !slices.Contains([]string{"debug", "info", "warn", "error"}, s) {
+					return errors.New("is none of debug, info, warn, error")
+				}
+				return c.LogLevel.UnmarshalText([]byte(s))
+			},
+			get: func(c Config) []string { return one(strings.ToLower(c.LogLevel.String())) },
+		},
+		{
+			Name: "log-format", Value: "FORMAT", Use: ToRun, Example: "text", Default: "text",
+			Usage: "how is logged, to standard error: text or json",
+			set: func(c *Config, s string) error {
+				if s != "text" && s != "json" {
+					return errors.New("is neither text nor json")
+				}
+				c.LogFormat = s
+				return nil
+			},
+			get: func(c Config) []string { return one(c.LogFormat) },
+		},
+	}
+}
+
+// Datapaths are the names that the setting datapath takes.
+func Datapaths() []string { return []string{"netstack"} }
+
+// RegistrySchemes are what the setting registry begins with. Memory has nothing after it.
+func RegistrySchemes() []string { return []string{"etcd", "etcds", "memory"} }
+
+func one(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return []string{s}
+}
+
+func texts[T fmt.Stringer](vs []T) []string {
+	var out []string
+	for _, v := range vs {
+		out = append(out, v.String())
+	}
+	return out
+}
+
+func orWord(n int, zero string) string {
+	if n == 0 {
+		return zero
+	}
+	return strconv.Itoa(n)
+}
+
+func setPath(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, s string) error { *field(c) = filepath.Clean(s); return nil }
+}
+
+func setName(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, s string) error {
+		if err := registry.CheckName(s); err != nil {
+			reason := err.Error()
+			if e, ok := errors.AsType[*registry.IDError](err); ok {
+				reason = e.Reason
+			}
+			return errors.New(reason)
+		}
+		*field(c) = s
+		return nil
+	}
+}
+
+func setRegistry(c *Config, s string) error {
+	scheme, rest, ok := strings.Cut(s, "://")
+	switch {
+	case s == "memory":
+	case !ok:
+		return errors.New("is no URL; write etcd://HOST:PORT, etcds://HOST:PORT, or memory")
+	case scheme != "etcd" && scheme != "etcds":
+		return fmt.Errorf("has the scheme %q, which is none of etcd, etcds; or write memory", scheme)
+	case rest == "" || rest[0] == '/':
+		return errors.New("has no HOST:PORT")
+	}
+	c.Registry = s
+	return nil
+}
+
+// redactURL hides a password in a registry's URL, which may have a list of hosts and be no url.URL.
+func redactURL(s string) string {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return s
+	}
+	host, path, slash := strings.Cut(rest, "/")
+	at := strings.LastIndexByte(host, '@')
+	if at < 0 {
+		return s
+	}
+	user, _, has := strings.Cut(host[:at], ":")
+	if !has {
+		return s
+	}
+	s = scheme + "://" + user + ":REDACTED" + host[at:]
+	if slash {
+		s += "/" + path
+	}
+	return s
+}
+
+// RedactURL returns a registry's URL without the password it may have.
+func RedactURL(s string) string { return redactURL(s) }
+
+func setDatapath(c *Config, s string) error {
+	if !slices.Contains(Datapaths(), s) {
+		return fmt.Errorf("is none of %s", strings.Join(Datapaths(), ", "))
+	}
+	c.Datapath = s
+	return nil
+}
+
+func setAddress(c *Config, s string) error {
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err != nil && strings.Contains(s, "/"):
+		return errors.New("is a prefix; an address has no length, and prefixes are for announce")
+	case err != nil:
+		return errors.New("is no IP address")
+	case a.Zone() != "":
+		return errors.New("has a zone")
+	}
+	a = a.Unmap()
+	if err := check(record.Record{Addresses: prefixes.Must(prefixes.Host(a))}); err != nil || a.IsLoopback() || a.IsLinkLocalUnicast() {
+		return errors.New("is loopback, link-local, multicast or unspecified")
+	}
+	if slices.Contains(c.Address, a) {
+		return errors.New("is there twice")
+	}
+	c.Address = append(c.Address, a)
+	return nil
+}
+
+// parsePrefix takes a prefix in the one form that says what is meant.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		if a, err := netip.ParseAddr(s); err == nil {
+			return p, fmt.Errorf("has no length; for the one address write %v", prefixes.Host(a))
+		}
+		return p, errors.New("is no prefix such as 10.90.1.0/24")
+	}
+	c, masked, err := prefixes.Canonical(p)
+	switch {
+	case err != nil:
+		return p, fmt.Errorf("is no prefix that can be used: %w", err)
+	case masked:
+		return p, fmt.Errorf("has bits beyond its length; write %v, or %v for the one address", c, prefixes.Host(p.Addr()))
+	}
+	return c, nil
+}
+
+func setAnnounce(c *Config, s string) error {
+	p, err := parsePrefix(s)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(c.Announce, p) {
+		return errors.New("is there twice")
+	}
+	c.Announce = append(c.Announce, p)
+	return nil
+}
+
+func setAcceptWide(c *Config, s string) error {
+	p, err := parsePrefix(s)
+	switch {
+	case err != nil:
+		return err
+	case mesh.AcceptNarrow("", p):
+		return errors.New("is narrow enough to be accepted anyway")
+	}
+	c.AcceptWide = append(c.AcceptWide, p)
+	return nil
+}
+
+func setEndpoint(c *Config, s string) error {
+	if c.NoEndpoint || s == "none" && len(c.Endpoint) > 0 {
+		return errors.New("cannot stand beside none")
+	}
+	if s == "none" {
+		c.NoEndpoint = true
+		return nil
+	}
+	e, err := ParseEndpoint(s)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(c.Endpoint, e) {
+		return errors.New("is there twice")
+	}
+	c.Endpoint = append(c.Endpoint, e)
+	return nil
+}
+
+// ParseEndpoint takes what record.ParseEndpoint does, and port 0 or no port, which both are Port 0.
+func ParseEndpoint(s string) (record.Endpoint, error) {
+	try := s
+	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil && (a.Is4() || !strings.Contains(s, "]:")) {
+		try = netip.AddrPortFrom(a.Unmap(), 1).String()
+	} else if h, ok := strings.CutSuffix(s, ":0"); ok {
+		try = h + ":1"
+	} else if !strings.Contains(s, ":") {
+		try = s + ":1"
+	}
+	e, err := record.ParseEndpoint(try)
+	if err != nil {
+		// Its error has the endpoint before the reason, and so has the one this becomes a part of.
+		_, why, _ := strings.Cut(err.Error(), `": `)
+		return e, errors.New(cmp.Or(why, err.Error()))
+	}
+	if try != s {
+		e.Port = 0
+	}
+	return e, nil
+}
+
+func getEndpoint(c Config) []string {
+	if c.NoEndpoint {
+		return []string{"none"}
+	}
+	return texts(c.Endpoint)
+}
+
+func parsePort(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 || s[0] == '+' {
+		return 0, fmt.Errorf("has %q where a port from 1 to 65535 belongs", s)
+	}
+	return uint16(n), nil
+}
+
+func setListen(c *Config, s string) (err error) {
+	if s == "any" {
+		c.Listen = mesh.Ports{}
+		return nil
+	}
+	first, last, isRange := strings.Cut(s, "-")
+	var p mesh.Ports
+	if p.First, err = parsePort(first); err != nil {
+		return err
+	}
+	if isRange {
+		if p.Last, err = parsePort(last); err != nil {
+			return err
+		}
+		if p.Last < p.First {
+			return errors.New("is a range that ends before it begins")
+		}
+	}
+	c.Listen = p
+	return nil
+}
+
+func setMTU(c *Config, s string) error {
+	if s == "auto" {
+		c.MTU = 0
+		return nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1280 || n > 65535 {
+		return errors.New("is neither auto nor a number from 1280 to 65535")
+	}
+	c.MTU = n
+	return nil
+}
+
+func setKeepalive(c *Config, s string) error {
+	switch s {
+	case "auto":
+		c.Keepalive = 0
+		return nil
+	case "off":
+		c.Keepalive = -1
+		return nil
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil && strings.Trim(s, "0123456789") == "":
+		return fmt.Errorf("has no unit; write %ss", s)
+	case err != nil:
+		return errors.New("is neither auto nor off nor a duration such as 25s")
+	case d <= 0:
+		return errors.New("is not above zero; write off for none")
+	}
+	if err := datapath.CheckKeepalive(d); err != nil {
+		return err
+	}
+	c.Keepalive = d
+	return nil
+}
+
+func getKeepalive(c Config) []string {
+	switch {
+	case c.Keepalive == 0:
+		return []string{"auto"}
+	case c.Keepalive < 0:
+		return []string{"off"}
+	}
+	return []string{c.Keepalive.String()}
+}
+
+func setLabel(c *Config, s string) error {
+	k, v, ok := strings.Cut(s, "=")
+	if !ok {
+		return errors.New("is not KEY=VALUE")
+	}
+	if err := check(record.Record{Labels: map[string]string{k: v}}); err != nil {
+		return err
+	}
+	if _, twice := c.Label[k]; twice {
+		return fmt.Errorf("has the key %q, which is there twice", k)
+	}
+	if c.Label == nil {
+		c.Label = make(map[string]string)
+	}
+	c.Label[k] = v
+	return nil
+}
+
+func getLabel(c Config) (out []string) {
+	for _, k := range slices.Sorted(maps.Keys(c.Label)) {
+		out = append(out, k+"="+c.Label[k])
+	}
+	return out
+}
+
+// check says why a record could not have what r has, apart from what every record needs.
+func check(r record.Record) error {
+	k, err := key.PublicFromBytes(slices.Repeat([]byte{1}, key.Size))
+	if err != nil {
+		return err
+	}
+	r.Version, r.ID, r.Key = record.Version, "node", k
+	if err := r.Validate(); err != nil {
+		if e, ok := errors.AsType[*record.FieldError](err); ok {
+			return errors.New(e.Reason)
+		}
+		return err
+	}
+	return nil
+}
+
+func setSocks5(c *Config, s string) error {
+	if err := checkHostPort(s, true); err != nil {
+		return err
+	}
+	c.Socks5 = s
+	return nil
+}
+
+// checkHostPort wants host:port; port 0 has one chosen.
+func checkHostPort(s string, zero bool) error {
+	host, port, err := net.SplitHostPort(s)
+	switch {
+	case err != nil:
+		return errors.New("is not HOST:PORT")
+	case host == "":
+		return errors.New("has no host; write 127.0.0.1 for this host alone, 0.0.0.0 or [::] for whoever can reach it")
+	case zero && port == "0":
+		return nil
+	}
+	if _, err := parsePort(port); err != nil {
+		return err
+	}
+	if u, err := url.Parse("x://" + s); err != nil || u.Host != s || u.User != nil {
+		return errors.New("is not HOST:PORT")
+	}
+	return nil
+}
+
+func setExpose(c *Config, s string) error {
+	e := Expose{Network: "tcp"}
+	at, to, ok := strings.Cut(s, "=")
+	if !ok {
+		return errors.New("is not PORT=HOST:PORT")
+	}
+	if network, port, ok := strings.Cut(at, "/"); ok {
+		if network != "tcp" && network != "udp" {
+			return fmt.Errorf("has the protocol %q, which is neither tcp nor udp", network)
+		}
+		e.Network, at = network, port
+	}
+	var err error
+	if e.Port, err = parsePort(at); err != nil {
+		return err
+	}
+	if err := checkHostPort(to, false); err != nil {
+		return fmt.Errorf("%q: %w", to, err)
+	}
+	e.To = to
+	for _, o := range c.Expose {
+		if o.Network == e.Network && o.Port == e.Port {
+			return fmt.Errorf("has %s port %d, which goes to %s already", e.Network, e.Port, o.To)
+		}
+	}
+	c.Expose = append(c.Expose, e)
+	return nil
+}
