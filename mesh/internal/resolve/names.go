@@ -52,7 +52,8 @@ type Answer struct {
 	// Err says why the last lookup failed, and names the host; nil if it succeeded.
 	Err error
 
-	// Next is when the name is looked up again, as far as is known now. It has a monotonic reading.
+	// Next is when the name is looked up again, as far as is known now; while it is looked up or waits for
+	// one of the few places, that has passed. It has a monotonic reading.
 	Next time.Time
 }
 
