@@ -599,7 +599,7 @@ func TestMemory(t *testing.T) {
 	before := heap()
 	for range 3 {
 		var hosts []string
-		for i := range 50_000 {
+		for i := range 20_000 {
 			hosts = append(hosts, fmt.Sprint("node-", i))
 		}
 		n.Set(hosts)
