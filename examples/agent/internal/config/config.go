@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/warren-mesh/warren/examples/agent/internal/expose"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/record"
 )
@@ -48,27 +49,11 @@ type Config struct {
 	Label        map[string]string
 	AcceptWide   []netip.Prefix
 	Socks5       string // host:port; empty: none
-	Expose       []Expose
+	Expose       []expose.Rule
 	LogLevel     slog.Level
 	LogFormat    string
 	given        map[string]given
 	misspeltVars []string
-}
-
-// Expose is a service of this host that the mesh may use.
-type Expose struct {
-	Network string // tcp or udp
-	Port    uint16 // at this node's mesh addresses
-	To      string // host:port on the host
-}
-
-// String returns what the setting takes.
-func (e Expose) String() string {
-	s := fmt.Sprintf("%d=%s", e.Port, e.To)
-	if e.Network != "tcp" {
-		s = e.Network + "/" + s
-	}
-	return s
 }
 
 // ErrConfig is what every error of Load is. Each has a line of its own.

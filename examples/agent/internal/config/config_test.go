@@ -172,7 +172,7 @@ func TestDefaults(t *testing.T) {
 
 // Paths in a file are relative to it, others to where the program runs.
 func TestPaths(t *testing.T) {
-	c, err := load(ToRun, "state: lib\nregistry-ca: /x/ca.pem", []string{"WARREN_SOCKET=s"}, "--config=etc/agent.yaml", "--registry=etcds://a")
+	c, err := load(ToRun, "state: lib\nregistry-ca: /x/ca.pem", []string{"WARREN_SOCKET=s"}, "--config=etc/agent.yaml", "--registry=etcds://a:1")
 	if err != nil || c.State != "etc/lib" || c.RegistryCA != "/x/ca.pem" || c.Socket != "s" {
 		t.Errorf("got %q, %q, %q and %v", c.State, c.RegistryCA, c.Socket, err)
 	}
@@ -213,16 +213,14 @@ agent.yaml:3: keepalive "25" has no unit; write 25s`},
 		{args: "--endpoint=none,192.0.2.1", want: `--endpoint: endpoint "192.0.2.1" cannot stand beside none`},
 		{args: "--endpoint=192.0.2.300:1", want: `--endpoint: endpoint "192.0.2.300:1" is neither an IPv4 address nor a host name`},
 		{args: "--endpoint=none --keepalive=off", want: `endpoint (--endpoint) is none and keepalive (--keepalive) is off, so that this node could be reached by nobody; leave keepalive out`},
-		{args: "--expose=80", want: `--expose: expose "80" is not PORT=HOST:PORT`},
-		{args: "--expose=80=:80", want: `--expose: expose "80=:80" ":80": has no host; write 127.0.0.1 for this host alone, 0.0.0.0 or [::] for whoever can reach it`},
-		{args: "--expose=80=a:1,tcp/80=b:2", want: `--expose: expose "tcp/80=b:2" has tcp port 80, which goes to a:1 already`},
-		{args: "--expose=sctp/80=a:1", want: `--expose: expose "sctp/80=a:1" has the protocol "sctp", which is neither tcp nor udp`},
-		{args: "--socks5=1080", want: `--socks5: socks5 "1080" is not HOST:PORT`},
+		{args: "--expose=80=:80", want: `--expose: expose "80=:80" is no service to expose: target ":80" has no host; want PORT, PORT=HOST:PORT or either with PORT/udp, such as 8080=127.0.0.1:80`},
+		{args: "--expose=80=a:1,80/tcp=b:2", want: `--expose: expose "80/tcp=b:2" has tcp port 80, which goes to a:1 already`},
+		{args: "--socks5=1080", want: `--socks5: socks5 "1080" is not ADDR:PORT`},
 		{args: "--registry=consul://x", want: `--registry: registry "consul://x" has the scheme "consul", which is none of etcd, etcds; or write memory`},
 		{args: "--registry=http:x", want: `--registry: registry "http:x" is no URL; write etcd://HOST:PORT, etcds://HOST:PORT, or memory`},
 		{args: "--registry=etcd://u:secret@h:1 --registry-user=u --registry-password-file=p", want: `registry-user (--registry-user) is given, and registry (--registry) names a user as well: etcd://u:REDACTED@h:1; keep one of them`},
-		{env: "WARREN_REGISTRY_CA=ca.pem", args: "--registry=etcd://h", want: `registry-ca (WARREN_REGISTRY_CA) is for TLS, and registry (--registry) is etcd://h; write etcds:// for a registry with TLS`},
-		{file: "registry-cert: c", args: "--registry=etcds://h", want: `registry-cert (agent.yaml:1) is given without registry-key; both are needed`},
+		{env: "WARREN_REGISTRY_CA=ca.pem", args: "--registry=etcd://h:1", want: `registry-ca (WARREN_REGISTRY_CA) is for TLS, and registry (--registry) is etcd://h:1; write etcds:// for a registry with TLS`},
+		{file: "registry-cert: c", args: "--registry=etcds://h:1", want: `registry-cert (agent.yaml:1) is given without registry-key; both are needed`},
 		{args: "--registry-user=u --registry-password-file=p", want: `registry-user (--registry-user) means nothing, as registry (--registry) is memory
 registry-password-file (--registry-password-file) means nothing, as registry (--registry) is memory`},
 		{args: "--log-level=loud", want: `--log-level: log-level "loud" is none of debug, info, warn, error`},
@@ -260,7 +258,7 @@ registry-password-file (--registry-password-file) means nothing, as registry (--
 
 // A password is never printed, be the configuration good or bad.
 func TestRedacted(t *testing.T) {
-	for _, url := range []string{"etcd://u:hunter2@h:1,i:2/p", "etcds://u:hun:ter2:hunter2@h:1", "etcd://u:a@hunter2@h:1"} {
+	for _, url := range []string{"etcd://u:hunter2@h:1,i:2/p", "etcds://u:hun:ter2:hunter2@h:1"} {
 		c, err := load(ToRun, "", nil, "--registry="+url)
 		if err != nil {
 			t.Fatal(err)
@@ -273,8 +271,10 @@ func TestRedacted(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if _, err := load(ToRun, "", nil, "--registry=consul://u:hunter2@h"); err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("got %v", err)
+	for _, url := range []string{"consul://u:hunter2@h", "etcd://u:a@hunter2@h:1:2", "etcd://u:hun/hunter2@h:1", "etcd://u:hunter2@h", "u:hunter2@h:1", "etcd://u:hunter2?@h:1#"} {
+		if _, err := load(ToRun, "", nil, "--registry="+url); err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: got %v", url, err)
+		}
 	}
 }
 
@@ -304,7 +304,7 @@ func FuzzFile(f *testing.F) {
 	f.Add("mesh: a\nanounce: [b]")
 	f.Add("label: {a: b, a: c, ? [x] : y}\naddress: &x [*x, 10.0.0.1]\n")
 	f.Add("address: &a 10.0.0.1\nannounce: *a\n<<: {mesh: b}\n--- \nx")
-	f.Add("registry: \"etcd://u:p@h\"\nexpose:\n  - 80=a:1\n  - udp/80=a:1\nmtu: !!int 1400")
+	f.Add("registry: \"etcd://u:p@h\"\nexpose:\n  - 80=a:1\n  - 80/udp=a:1\nmtu: !!int 1400")
 	f.Add("mesh: ~\n\tx")
 	f.Fuzz(func(t *testing.T, text string) {
 		values, problems := parse("agent.yaml", []byte(text))

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,9 +15,11 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/examples/agent/internal/expose"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry"
+	"github.com/warren-mesh/warren/mesh/registry/etcd"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
@@ -194,7 +195,7 @@ func Settings() []Setting {
 		},
 		{
 			Name: "expose", Value: "PORT=HOST:PORT", Kind: List, Use: ToRun, Example: "80=127.0.0.1:8080",
-			Usage: "service that the mesh reaches at this node's addresses and the first port; for UDP: udp/PORT=HOST:PORT",
+			Usage: "service that the mesh reaches at this node's addresses and the first port; PORT/udp=HOST:PORT for UDP",
 			set:   setExpose, get: func(c Config) []string { return texts(c.Expose) },
 		},
 		{
@@ -270,40 +271,40 @@ func setName(field func(*Config) *string) func(*Config, string) error {
 }
 
 func setRegistry(c *Config, s string) error {
-	scheme, rest, ok := strings.Cut(s, "://")
+	scheme, _, ok := strings.Cut(s, "://")
 	switch {
 	case s == "memory":
 	case !ok:
 		return errors.New("is no URL; write etcd://HOST:PORT, etcds://HOST:PORT, or memory")
 	case scheme != "etcd" && scheme != "etcds":
 		return fmt.Errorf("has the scheme %q, which is none of etcd, etcds; or write memory", scheme)
-	case rest == "" || rest[0] == '/':
-		return errors.New("has no HOST:PORT")
+	default:
+		if _, err := etcd.ParseURL(s); err != nil {
+			return fmt.Errorf("cannot be used: %w", err)
+		}
 	}
 	c.Registry = s
 	return nil
 }
 
-// redactURL hides a password in a registry's URL, which may have a list of hosts and be no url.URL.
+// redactURL hides a password in what may be a registry's URL, or was meant to be one: whatever is between
+// the first ':' and the last '@'.
 func redactURL(s string) string {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
-		return s
+		scheme, rest = "", s
+	} else {
+		scheme += "://"
 	}
-	host, path, slash := strings.Cut(rest, "/")
-	at := strings.LastIndexByte(host, '@')
+	at := strings.LastIndexByte(rest, '@')
 	if at < 0 {
 		return s
 	}
-	user, _, has := strings.Cut(host[:at], ":")
+	user, _, has := strings.Cut(rest[:at], ":")
 	if !has {
 		return s
 	}
-	s = scheme + "://" + user + ":REDACTED" + host[at:]
-	if slash {
-		s += "/" + path
-	}
-	return s
+	return scheme + user + ":REDACTED" + rest[at:]
 }
 
 // RedactURL returns a registry's URL without the password it may have.
@@ -549,58 +550,34 @@ func check(r record.Record) error {
 }
 
 func setSocks5(c *Config, s string) error {
-	if err := checkHostPort(s, true); err != nil {
-		return err
+	host, port, err := net.SplitHostPort(s)
+	switch {
+	case err != nil:
+		return errors.New("is not ADDR:PORT")
+	case host == "":
+		return errors.New("has no address; write 127.0.0.1 for this host alone, 0.0.0.0 or [::] for whoever can reach it")
+	}
+	if port != "0" { // which has one chosen
+		if _, err := parsePort(port); err != nil {
+			return err
+		}
 	}
 	c.Socks5 = s
 	return nil
 }
 
-// checkHostPort wants host:port; port 0 has one chosen.
-func checkHostPort(s string, zero bool) error {
-	host, port, err := net.SplitHostPort(s)
-	switch {
-	case err != nil:
-		return errors.New("is not HOST:PORT")
-	case host == "":
-		return errors.New("has no host; write 127.0.0.1 for this host alone, 0.0.0.0 or [::] for whoever can reach it")
-	case zero && port == "0":
-		return nil
-	}
-	if _, err := parsePort(port); err != nil {
-		return err
-	}
-	if u, err := url.Parse("x://" + s); err != nil || u.Host != s || u.User != nil {
-		return errors.New("is not HOST:PORT")
-	}
-	return nil
-}
-
 func setExpose(c *Config, s string) error {
-	e := Expose{Network: "tcp"}
-	at, to, ok := strings.Cut(s, "=")
-	if !ok {
-		return errors.New("is not PORT=HOST:PORT")
+	r, err := expose.Parse(s)
+	if err != nil {
+		// Its error has the rule before the reason, and so has the one this becomes a part of.
+		_, why, _ := strings.Cut(err.Error(), fmt.Sprintf("%q: ", s))
+		return fmt.Errorf("is no service to expose: %s", cmp.Or(why, err.Error()))
 	}
-	if network, port, ok := strings.Cut(at, "/"); ok {
-		if network != "tcp" && network != "udp" {
-			return fmt.Errorf("has the protocol %q, which is neither tcp nor udp", network)
-		}
-		e.Network, at = network, port
-	}
-	var err error
-	if e.Port, err = parsePort(at); err != nil {
-		return err
-	}
-	if err := checkHostPort(to, false); err != nil {
-		return fmt.Errorf("%q: %w", to, err)
-	}
-	e.To = to
 	for _, o := range c.Expose {
-		if o.Network == e.Network && o.Port == e.Port {
-			return fmt.Errorf("has %s port %d, which goes to %s already", e.Network, e.Port, o.To)
+		if o.Network == r.Network && o.Port == r.Port {
+			return fmt.Errorf("has %s port %d, which goes to %s already", r.Network, r.Port, o.Target)
 		}
 	}
-	c.Expose = append(c.Expose, e)
+	c.Expose = append(c.Expose, r)
 	return nil
 }
