@@ -28,7 +28,7 @@ func Example() {
 		Datapath:  device,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.80.0.1")},
 		Announce:  []netip.Prefix{netip.MustParsePrefix("10.90.1.0/24")},
-		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, // 0: the device's port
+		Endpoints: []mesh.Endpoint{mesh.MustEndpoint("127.0.0.1:0")}, // 0: the device's port
 	})
 	must(err)
 	ctx, stop := context.WithCancel(context.Background())
@@ -90,7 +90,7 @@ func TestREADMECondition(t *testing.T) {
 				Datapath:  devmem.New(devmem.Options{Network: network, Addrs: []netip.Addr{at}}),
 				Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)})},
 				Announce:  []netip.Prefix{netip.MustParsePrefix("10.90.0.0/24")},
-				Endpoints: []netip.AddrPort{netip.AddrPortFrom(at, 0)},
+				Endpoints: []mesh.Endpoint{{Addr: at}},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,8 +32,9 @@ type Config struct {
 	// Trust seals and opens records. nil: identity.Plain, which believes what the registry says.
 	Trust identity.Trust
 
-	// StateDir is a folder, made with mode 0700, that keeps the node's key and counts its starts. One
-	// process at a time has it. Empty: a key that lives as long as the Mesh.
+	// StateDir is a folder, made with mode 0700, that keeps the node's key, counts its starts, and has what
+	// the registry last said of the others, so that a start with the registry down reaches them. One process
+	// at a time has it. Empty: a key that lives as long as the Mesh, and nothing else.
 	StateDir string
 	// Key is the node's key, for those who keep it themselves. Not together with StateDir.
 	Key key.Private
@@ -42,11 +44,12 @@ type Config struct {
 	// Announce are prefixes this node can reach, for as long as it runs. They are announced under the
 	// name ConfigSource. More, and those that change, go through Mesh.Prefixes.
 	Announce []netip.Prefix
-	// Endpoints are where others may reach this node over the underlay, the best first. Port 0 stands
-	// for the device's real one. Empty: the node cannot be called and calls others, and keeps the
+	// Endpoints are where others may reach this node over the underlay, the best first: addresses, or host
+	// names, which those others look up. Port 0 stands for the device's real one. Mesh.SetEndpoints changes
+	// them. Empty: the node cannot be called and calls others, and keeps the
 	// mappings of a NAT between open. Loopback endpoints of others are called only where this is empty
 	// or has one, too.
-	Endpoints []netip.AddrPort
+	Endpoints []Endpoint
 	// ListenPorts are the UDP ports the device may have.
 	ListenPorts Ports
 	// Mark is the firewall mark of encrypted packets. 0: the datapath chooses.
@@ -66,6 +69,11 @@ type Config struct {
 	// nil: AcceptNarrow. What no policy may allow is not asked for: loopback, link-local, multicast and
 	// unspecified addresses.
 	Accept func(node string, p netip.Prefix) bool
+
+	// Lookup returns the addresses of a host name that is an endpoint of another node, and how long they
+	// may be used. It is called in the background, several times at once, and is to return soon after ctx
+	// ends. nil: as the host does, through its hosts file and name servers.
+	Lookup func(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error)
 
 	// Logger is told what an operator can act on, once: conditions, and peers that come and go. nil: nobody.
 	Logger *slog.Logger
@@ -148,17 +156,8 @@ func (c Config) check() (Config, error) {
 	if len(c.Announce) > record.MaxPrefixes {
 		bad("Announce", "has %d, at most %d are allowed", len(c.Announce), record.MaxPrefixes)
 	}
-	for i, e := range c.Endpoints {
-		checked := e
-		if e.Port() == 0 {
-			checked = netip.AddrPortFrom(e.Addr(), 1)
-		}
-		if err := record.EndpointFrom(checked).Validate(); err != nil {
-			bad("Endpoints", "number %d, %v: %v", i+1, e, err)
-		}
-	}
-	if len(c.Endpoints) > record.MaxEndpoints {
-		bad("Endpoints", "has %d, at most %d are allowed", len(c.Endpoints), record.MaxEndpoints)
+	for _, err := range checkEndpoints(c.Endpoints) {
+		bad("Endpoints", "%v", err)
 	}
 	if p := c.ListenPorts; p.Last != 0 && p.Last < p.First || p.First == 0 && p.Last != 0 {
 		bad("ListenPorts", "%d-%d is no range", p.First, p.Last)

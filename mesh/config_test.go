@@ -53,10 +53,10 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 			c.Accept = func(string, netip.Prefix) bool { return false }
 			c.Announce = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
 		}, []string{"Announce", "10.0.0.0/24"}},
-		{func(c *mesh.Config) { c.Endpoints = []netip.AddrPort{{}} }, []string{"Endpoints", "number 1"}},
-		{func(c *mesh.Config) { c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort("0.0.0.0:1")} }, []string{"Endpoints", "0.0.0.0:1"}},
+		{func(c *mesh.Config) { c.Endpoints = []mesh.Endpoint{{}} }, []string{"Endpoints", "number 1"}},
+		{func(c *mesh.Config) { c.Endpoints = []mesh.Endpoint{{Addr: netip.MustParseAddr("0.0.0.0"), Port: 1}} }, []string{"Endpoints", "0.0.0.0:1"}},
 		{func(c *mesh.Config) {
-			c.Endpoints = slices.Repeat([]netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:1")}, 65)
+			c.Endpoints = slices.Repeat([]mesh.Endpoint{mesh.MustEndpoint("192.0.2.1:1")}, 65)
 		}, []string{"Endpoints", "65", "64"}},
 		{func(c *mesh.Config) { c.ListenPorts = mesh.Ports{First: 2, Last: 1} }, []string{"ListenPorts", "2-1"}},
 		{func(c *mesh.Config) { c.ListenPorts = mesh.Ports{Last: 1} }, []string{"ListenPorts", "0-1"}},
@@ -100,7 +100,7 @@ func TestNewKeepsNoHold(t *testing.T) {
 		m, err := mesh.New(cfg)
 		must(t, err)
 		cfg.Labels["a"] = "\x00"
-		cfg.Addresses[0], cfg.Endpoints[0] = netip.Addr{}, netip.AddrPort{}
+		cfg.Addresses[0], cfg.Endpoints[0] = netip.Addr{}, mesh.Endpoint{}
 		ctx := after(t, time.Minute)
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()

@@ -26,7 +26,7 @@ func Example_twoNodes() {
 			Datapath:  devmem.New(devmem.Options{Network: network, Addrs: []netip.Addr{at}}),
 			Addresses: []netip.Addr{netip.MustParseAddr(address)},
 			Announce:  []netip.Prefix{netip.MustParsePrefix(prefix)},
-			Endpoints: []netip.AddrPort{netip.AddrPortFrom(at, 0)}, // at the port that the device gets
+			Endpoints: []mesh.Endpoint{{Addr: at}}, // at the port that the device gets
 		})
 		if err != nil {
 			panic(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/warren-mesh/warren/mesh/internal/state"
 	"github.com/warren-mesh/warren/mesh/registry"
 	"github.com/warren-mesh/warren/mesh/view"
+	"github.com/warren-mesh/warren/mesh/watch"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
@@ -35,6 +36,11 @@ type Mesh interface {
 	// Current returns the newest View and a channel that closes when there is a newer one. The View is
 	// made when it is asked for, at a cost in proportion to the mesh.
 	Current() (View, <-chan struct{})
+
+	// SetEndpoints replaces Config.Endpoints, now and for later Runs. The record follows at once, and no
+	// session suffers. The error names what is wrong with which of them, and wraps ErrConfig; then nothing
+	// is changed.
+	SetEndpoints(es ...Endpoint) error
 
 	// Prefixes is where parts of the program announce what this node can reach. It may be used before
 	// and between Runs.
@@ -74,6 +80,7 @@ func New(cfg Config) (Mesh, error) {
 		return nil, err
 	}
 	m := &node{cfg: cfg, key: cfg.Key, table: prefixes.NewTable(), stale: make(chan struct{})}
+	m.endpoints.Set(cfg.Endpoints)
 	if len(cfg.Announce) > 0 {
 		as := make([]prefixes.Announcement, len(cfg.Announce))
 		for i, p := range cfg.Announce {
@@ -88,8 +95,9 @@ func New(cfg Config) (Mesh, error) {
 
 // node implements Mesh.
 type node struct {
-	cfg   Config
-	table *prefixes.Table
+	cfg       Config
+	table     *prefixes.Table
+	endpoints watch.Value[[]Endpoint]
 
 	mu      sync.Mutex
 	running bool

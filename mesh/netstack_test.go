@@ -47,7 +47,7 @@ func startNode(t testing.TB, reg registry.Registry, name string, n int, with ...
 	addr := netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)})
 	cfg := mesh.Config{
 		Node: name, Registry: reg, Datapath: ns, Addresses: []netip.Addr{addr},
-		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
+		Endpoints: []mesh.Endpoint{mesh.MustEndpoint("127.0.0.1:0")},
 	}
 	for _, change := range with {
 		change(&cfg)
@@ -460,7 +460,7 @@ func TestNextEndpoint(t *testing.T) {
 	reg := regmem.New()
 	// Only a knows where to call: b names no endpoint but a's is behind a dead one.
 	a := startNode(t, reg.Handle(), "a", 1, func(c *mesh.Config) {
-		c.Endpoints = []netip.AddrPort{dead.LocalAddr().(*net.UDPAddr).AddrPort(), netip.MustParseAddrPort("127.0.0.1:0")}
+		c.Endpoints = []mesh.Endpoint{mesh.MustEndpoint(dead.LocalAddr().String()), mesh.MustEndpoint("127.0.0.1:0")}
 	})
 	b := startNode(t, reg.Handle(), "b", 2, func(c *mesh.Config) { c.Endpoints = nil })
 	a.serve(t)
@@ -483,7 +483,7 @@ func TestIPv6Underlay(t *testing.T) {
 	reg := regmem.New()
 	six := func(n byte) func(*mesh.Config) {
 		return func(c *mesh.Config) {
-			c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort("[::1]:0")}
+			c.Endpoints = []mesh.Endpoint{mesh.MustEndpoint("[::1]:0")}
 			c.Addresses = append(c.Addresses, netip.AddrFrom16([16]byte{0xfd, 15: n}))
 		}
 	}
@@ -556,7 +556,7 @@ func TestRule06_NoLossWhileMeshRestarts(t *testing.T) {
 	}
 	cfg := mesh.Config{
 		Node: "a", Registry: reg.Handle(), Datapath: ns, Key: k, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
-		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
+		Endpoints: []mesh.Endpoint{mesh.MustEndpoint("127.0.0.1:0")},
 	}
 	run := func() (a *packetNode, stop func()) {
 		m, err := mesh.New(cfg) // as a new process would

@@ -20,6 +20,7 @@ import (
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/mesh/internal/core"
+	"github.com/warren-mesh/warren/mesh/internal/resolve"
 	"github.com/warren-mesh/warren/mesh/internal/state"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry"
@@ -42,11 +43,15 @@ func (m *node) Run(ctx context.Context) (err error) {
 	m.mu.Unlock()
 	defer func() { m.stopped(err) }()
 
-	r := &run{node: m, log: m.cfg.Logger.With("node", m.cfg.Node), raw: make(map[string][]byte), results: make(chan core.Input), putting: make(chan struct{}, 1), batches: make(chan batch)}
+	log := m.cfg.Logger.With("node", m.cfg.Node)
+	r := &run{
+		node: m, log: log, raw: make(map[string][]byte), results: make(chan core.Input), putting: make(chan struct{}, 1),
+		batches: make(chan batch), relist: make(chan struct{}, 1), names: resolve.New(m.cfg.Lookup, log),
+	}
 	if err := r.open(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.close(errors.Is(err, ErrLeft))) }()
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -69,6 +74,10 @@ func (m *node) Run(ctx context.Context) (err error) {
 	}
 	part("watching the registry", r.watch)
 	part("publishing the record", r.publish)
+	part("looking up host names", r.names.Run)
+	if r.dir != nil {
+		part("keeping the snapshot", r.keep)
+	}
 	part("the loop", r.loop)
 	parts.Wait()
 	err, _, _ = failed.Get()
@@ -98,6 +107,11 @@ type run struct {
 	revision uint64
 	wake     time.Time
 	batches  chan batch
+	relist   chan struct{} // capacity 1: read the whole registry once more
+	names    *resolve.Names
+	found    <-chan struct{} // more is known of them
+	moved    <-chan struct{} // this node's endpoints are others
+	snapshot
 }
 
 // open loads what outlives the process, and makes the machine.
@@ -117,7 +131,7 @@ func (r *run) open() error {
 	}
 	accept := c.Accept
 	r.machine = core.New(core.Config{
-		Node: c.Node, Key: k, Addresses: c.addresses(), Endpoints: c.Endpoints,
+		Node: c.Node, Key: k, Addresses: c.addresses(), Endpoints: r.takeEndpoints(),
 		PortFirst: c.ListenPorts.First, PortLast: last, Mark: c.Mark, MTU: c.MTU, Keepalive: c.Keepalive,
 		Roles: c.Roles, Labels: c.Labels, Accept: accept, Instance: hex.EncodeToString(nonce[:8]),
 		Starts: starts, Device: uint64(binary.BigEndian.Uint32(nonce[8:])),
@@ -154,31 +168,43 @@ func (r *run) identity() (key.Private, core.Starts, error) {
 	return r.node.key, core.Starts{}, nil
 }
 
-func (r *run) close() error {
+func (r *run) close(left bool) error {
 	if r.dir == nil {
 		return nil
 	}
+	r.lastSnapshot(left)
 	return r.dir.Close()
 }
 
 // batch is what the watching part hands to the loop.
 type batch struct {
 	registry.Batch
-	err error
+	second bool // it is the first of a reading that was asked for by relist
+	err    error
 }
 
 // watch passes on the registry's batches. While the loop is busy it does not take the next one, and the
 // registry merges.
 func (r *run) watch(ctx context.Context) error {
 	delays := newBackoff()
+	second := false
 	for {
-		for b, err := range r.cfg.Registry.Watch(ctx, registry.KindNode) {
+		watching, again := r.untilRelist(ctx)
+		for b, err := range r.cfg.Registry.Watch(watching, registry.KindNode) {
 			if err == nil {
 				delays.Reset()
 			}
-			if !r.pass(ctx, batch{b, err}) {
-				return nil
+			if !r.pass(ctx, batch{b, second && err == nil && b.Reset, err}) {
+				break
 			}
+			second = second && (err != nil || !b.Reset)
+		}
+		switch relisted := again(); {
+		case ctx.Err() != nil:
+			return nil
+		case relisted:
+			second = true
+			continue
 		}
 		// A registry that keeps to its contract does not get here while ctx lasts.
 		if !r.pass(ctx, batch{err: errors.New("the registry ended its watch by itself")}) {
@@ -189,6 +215,26 @@ func (r *run) watch(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+	}
+}
+
+// untilRelist returns a context that ends with the next relist. end ends it, waits until nothing of it is
+// left, and reports whether it was that.
+func (r *run) untilRelist(ctx context.Context) (watching context.Context, end func() (relisted bool)) {
+	watching, cancel := context.WithCancel(ctx)
+	relisted := make(chan bool, 1)
+	go func() {
+		defer cancel()
+		select {
+		case <-r.relist:
+			relisted <- true
+		case <-watching.Done():
+			relisted <- false
+		}
+	}()
+	return watching, func() bool {
+		cancel()
+		return <-relisted
 	}
 }
 
@@ -285,8 +331,10 @@ func (r *run) loop(ctx context.Context) error {
 	}
 	// A channel is taken before what it is about is read, so that no change falls in between.
 	trust := r.cfg.Trust.Changed()
+	_, r.found = r.names.Current()
 	snapshot, announced := r.table.Current()
 	r.do(ctx, core.Announced{Snapshot: snapshot})
+	r.remember(ctx)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	leave := r.leave
@@ -299,8 +347,8 @@ func (r *run) loop(ctx context.Context) error {
 	}()
 	for {
 		timer.Stop()
-		if !r.wake.IsZero() {
-			timer.Reset(time.Until(r.wake))
+		if at := earlier(r.wake, r.keepAt); !at.IsZero() {
+			timer.Reset(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -333,7 +381,10 @@ func (r *run) loop(ctx context.Context) error {
 			if b.err != nil {
 				r.do(ctx, core.RegistryFailed{Err: b.err})
 			} else {
-				r.do(ctx, r.opened(b.Batch))
+				in := r.opened(b.Batch)
+				in.Second = b.second
+				r.do(ctx, in)
+				r.keepSoon()
 			}
 		case in := <-r.results:
 			r.do(ctx, in)
@@ -345,10 +396,16 @@ func (r *run) loop(ctx context.Context) error {
 				touched = nil // it reports no more
 			}
 			r.do(ctx, core.Touched{})
+		case <-r.moved:
+			r.do(ctx, core.Endpoints{List: r.takeEndpoints()})
+		case <-r.found:
+			r.do(ctx, r.named())
 		case <-trust:
 			trust = r.cfg.Trust.Changed()
 			r.do(ctx, r.reopened())
+			r.keepSoon()
 		case <-timer.C:
+			r.offerSnapshot()
 			r.do(ctx, core.Tick{})
 		}
 	}
@@ -378,35 +435,45 @@ func (r *run) unpublish(running, asked context.Context) (err error) {
 
 // do has the machine take in one input, and carries out what it says until it says nothing more.
 func (r *run) do(ctx context.Context, in core.Input) {
-	for {
-		out := r.step(in)
-		r.report(out)
-		if out.Starts != nil && r.dir != nil {
-			if err := r.dir.Keep(*out.Starts); err != nil {
-				r.log.Error("the count of starts is not kept", "err", err)
-			}
-		}
-		if out.Publish != nil {
-			r.wanted.Set(*out.Publish)
-		}
-		if s, ok := r.cfg.Datapath.(datapath.Settler); ok && out.Settle {
-			s.Settle()
-		}
-		r.wake = out.Wake
-		switch {
-		case out.Read:
-			st, err := r.cfg.Datapath.Read(ctx)
-			in = core.Reading{State: st, Err: err, Closed: errors.Is(err, net.ErrClosed)}
-		case len(out.Ops) > 0:
-			err := r.cfg.Datapath.Apply(ctx, out.Ops...)
-			in = core.Applied{Ops: out.Ops, Err: err}
-		default:
-			return
-		}
-		if ctx.Err() != nil {
-			return
+	for inputs := []core.Input{in}; len(inputs) > 0 && ctx.Err() == nil; inputs = inputs[1:] {
+		inputs = append(inputs, r.carryOut(ctx, r.step(inputs[0]))...)
+	}
+}
+
+// carryOut returns the answers.
+func (r *run) carryOut(ctx context.Context, out core.Output) (answers []core.Input) {
+	r.report(out)
+	if out.Starts != nil && r.dir != nil {
+		answers = append(answers, core.Kept{What: "count of starts", Err: r.dir.Keep(*out.Starts)})
+	}
+	if out.Publish != nil {
+		r.wanted.Set(*out.Publish)
+	}
+	if out.Relist {
+		select {
+		case r.relist <- struct{}{}:
+		default: // it is about to be
 		}
 	}
+	if out.Names != nil {
+		r.names.Set(out.Names)
+	}
+	for _, host := range out.Renew {
+		r.names.Failed(host)
+	}
+	if s, ok := r.cfg.Datapath.(datapath.Settler); ok && out.Settle {
+		s.Settle()
+	}
+	r.wake = out.Wake
+	switch {
+	case out.Read:
+		st, err := r.cfg.Datapath.Read(ctx)
+		answers = append(answers, core.Reading{State: st, Err: err, Closed: errors.Is(err, net.ErrClosed)})
+	case len(out.Ops) > 0:
+		err := r.cfg.Datapath.Apply(ctx, out.Ops...)
+		answers = append(answers, core.Applied{Ops: out.Ops, Err: err})
+	}
+	return answers
 }
 
 // step has the machine take in one input. What the embedder's policy does in it, be it to panic, leaves
@@ -480,6 +547,9 @@ func (r *run) openOne(name string, data []byte, now time.Time) core.Opened {
 	o, err := r.cfg.Trust.Open(registry.NodeID(name), data, now)
 	if err == nil && o.Record.ID != name {
 		err = fmt.Errorf("the trust opened a record of node %q", o.Record.ID)
+	}
+	if err == nil && r.good != nil {
+		r.good[name] = data
 	}
 	return core.Opened{Node: name, Opened: o, Err: err}
 }

@@ -26,7 +26,7 @@ func TestViewIsWhatTheDeviceHas(t *testing.T) {
 			m, err := mesh.New(mesh.Config{
 				Node: name, Registry: reg.Handle(), Datapath: d, Window: time.Second,
 				Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last})},
-				Endpoints: []netip.AddrPort{netip.AddrPortFrom(ip, 0)},
+				Endpoints: []mesh.Endpoint{{Addr: ip}},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -49,7 +49,7 @@ func newNode(name string, addr netip.Addr, records registry.Registry) (*node, er
 		Datapath:  device,  // what carries their packets
 		Addresses: []netip.Addr{addr},
 		// Where the others reach this node. Port 0 stands for the one that the device gets.
-		Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")},
+		Endpoints: []mesh.Endpoint{mesh.MustEndpoint("127.0.0.1:0")},
 		Audit:     audit,
 	})
 	if err != nil {

@@ -107,7 +107,7 @@ func New(tb testing.TB, o Options) *Cluster {
 			Announce: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)},
 		}
 		if c.Network != nil {
-			n.Config.Endpoints = []netip.AddrPort{netip.AddrPortFrom(n.underlay(), 0)}
+			n.Config.Endpoints = []mesh.Endpoint{{Addr: n.underlay()}}
 		}
 		if o.Registry == nil {
 			n.Registry = c.Store.Handle()

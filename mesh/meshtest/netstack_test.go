@@ -1,7 +1,6 @@
 package meshtest_test
 
 import (
-	"net/netip"
 	"testing"
 	"time"
 
@@ -16,7 +15,7 @@ func TestAnotherDatapath(t *testing.T) {
 	c := meshtest.New(t, meshtest.Options{
 		Datapath: func(*meshtest.Node) (datapath.Datapath, error) { return netstack.New(netstack.Options{}) },
 		Configure: func(_ *meshtest.Node, c *mesh.Config) {
-			c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}
+			c.Endpoints = []mesh.Endpoint{mesh.MustEndpoint("127.0.0.1:0")}
 		},
 	})
 	c.Start()

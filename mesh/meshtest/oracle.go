@@ -382,10 +382,10 @@ func (n *Node) checkRecord(s self, have datapath.State, records map[string]recor
 		return fmt.Errorf("its record has endpoints %v, want %v", r.Endpoints, n.Config.Endpoints)
 	}
 	for i, e := range n.Config.Endpoints {
-		if e.Port() == 0 {
-			e = netip.AddrPortFrom(e.Addr(), have.Device.ListenPort)
+		if e.Port == 0 {
+			e.Port = have.Device.ListenPort
 		}
-		if r.Endpoints[i] != record.EndpointFrom(e) {
+		if r.Endpoints[i] != e {
 			return fmt.Errorf("its record has endpoint %v, want %v", r.Endpoints[i], e)
 		}
 	}

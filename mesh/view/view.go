@@ -101,7 +101,9 @@ const (
 	RecordExpired       Kind = "record-expired"
 	RecordRefused       Kind = "record-refused"
 	RegistryDown        Kind = "registry-down"
-	SourceOutside       Kind = "source-outside" // a source address that peers would not accept from this node
+	RegistryShrank      Kind = "registry-shrank" // most nodes are gone from the registry at once; they are kept until it was read again
+	SourceOutside       Kind = "source-outside"  // a source address that peers would not accept from this node
+	StateUnkept         Kind = "state-unkept"    // the state folder does not take what is to outlive the process, or has it corrupt
 )
 
 // Condition is something that is wrong: what, since when, for whom, and what to do about it. Where one kind

@@ -360,7 +360,7 @@ func (m *Machine) keepalive() time.Duration {
 	switch {
 	case m.cfg.Keepalive > 0:
 		return m.cfg.Keepalive
-	case m.cfg.Keepalive == 0 && len(m.cfg.Endpoints) == 0:
+	case m.cfg.Keepalive == 0 && len(m.endpoints) == 0:
 		return KeepaliveNAT
 	}
 	return 0

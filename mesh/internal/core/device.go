@@ -439,7 +439,7 @@ func (m *Machine) without(now time.Time, ops []datapath.Op, have datapath.State)
 // (rule 1).
 func (m *Machine) timely(ops []datapath.Op) []datapath.Op {
 	if m.reset {
-		return ops
+		return m.sparing(ops)
 	}
 	kept := ops[:0]
 	for _, op := range ops {
@@ -558,6 +558,13 @@ func (m *Machine) failed(now time.Time, r resource, err error) {
 				return
 			}
 			d.ListenPort = m.cfg.PortFirst // all were tried: now wait
+		} else if m.cfg.PortFirst == 0 && d.ListenPort != 0 {
+			// The port of last time is another's now.
+			m.clear(view.PortInUse, m.cfg.Node, "")
+			d.ListenPort = 0
+			a.next = now
+			m.retry[r] = a
+			return
 		}
 	} else {
 		if about := m.about(r); a.about != about { // it has changed hands
@@ -647,10 +654,16 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.host = in.State.Host
 	m.have = datapath.NewModel(in.State)
 	if first {
+		if m.cfg.PortFirst == 0 && in.State.Device.Exists() {
+			m.want.Device.ListenPort = 0 // the one it has
+		}
 		m.adopted = m.ours()
 		m.found = make(map[key.Public]struct{}, len(in.State.Peers))
 		for k := range in.State.Peers {
 			m.found[k] = struct{}{}
+		}
+		if m.reset {
+			m.guardStrays(now)
 		}
 	}
 	if wasOurs && !m.ours() {

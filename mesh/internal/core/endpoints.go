@@ -85,6 +85,13 @@ func (m *Machine) candidates(now time.Time, n *node) {
 	var looping []record.Endpoint
 	t.candidates = nil
 	for _, e := range n.rec.Endpoints {
+		if e.Host != "" {
+			if why := m.unfound(e.Host); why != "" {
+				unusable = append(unusable, e.String()+" "+why)
+			}
+		}
+	}
+	for _, e := range n.at {
 		why := m.unusable(e)
 		if p, owner, loops := m.inPrefix(n, e); why == "" && loops {
 			why = fmt.Sprintf("is inside prefix %s of %s", p, owner)
@@ -102,7 +109,7 @@ func (m *Machine) candidates(now time.Time, n *node) {
 	}
 	if len(unusable) > 0 && len(t.candidates) == 0 {
 		m.raise(now, view.EndpointUnusable, n.id, "", "none of its endpoints can be used from here: "+strings.Join(unusable, ", "),
-			"publish an address in a family that this host has; names are not looked up")
+			"publish an address in a family that this host has, or a name that is found from here")
 	} else {
 		m.clear(view.EndpointUnusable, n.id, "")
 	}
@@ -140,7 +147,7 @@ func (m *Machine) looping(n *node, es []record.Endpoint) {
 // inPrefix returns the prefix that packets to an endpoint of n would follow into the mesh, and who has
 // it. Its own is none: a prefix with an endpoint of its owner inside goes nowhere.
 func (m *Machine) inPrefix(n *node, e record.Endpoint) (p netip.Prefix, owner string, is bool) {
-	if !m.shared() || !n.routable || !e.Addr.IsValid() {
+	if !m.shared() || !n.routable {
 		return netip.Prefix{}, "", false
 	}
 	for p, owner := range m.assigned.Supernets(prefixes.Host(e.Addr.WithZone(""))) {
@@ -160,13 +167,13 @@ var reserved = netip.MustParsePrefix("240.0.0.0/4")  // RFC 1112 section 4
 // onLoopback: this node publishes an endpoint on its own host, as nodes of a mesh on one host do, or none
 // at all. Else a node elsewhere could have this one send to whatever listens here.
 func (m *Machine) onLoopback() bool {
-	return len(m.cfg.Endpoints) == 0 || slices.ContainsFunc(m.cfg.Endpoints, func(e netip.AddrPort) bool { return e.Addr().IsLoopback() })
+	return len(m.endpoints) == 0 || slices.ContainsFunc(m.endpoints, func(e record.Endpoint) bool {
+		return e.Addr.IsLoopback() || e.Host == "localhost" // RFC 6761, section 6.3
+	})
 }
 
 func (m *Machine) unusable(e record.Endpoint) string {
 	switch {
-	case !e.Addr.IsValid():
-		return "is a name"
 	case e.Addr.Zone() != "":
 		return "has a zone"
 	case e.Addr.IsLinkLocalUnicast():
@@ -206,9 +213,6 @@ func (m *Machine) endpointOf(n *node) netip.AddrPort {
 // of them inside is decided again.
 func (m *Machine) indexEndpoints(n *node, es []record.Endpoint, change func([]string, string) []string) {
 	for _, e := range es {
-		if !e.Addr.IsValid() {
-			continue
-		}
 		p := prefixes.Host(e.Addr.WithZone(""))
 		ids, _ := m.endpointAt.Get(p)
 		if ids = change(ids, n.id); len(ids) > 0 {
@@ -243,8 +247,8 @@ func (m *Machine) loops(n *node, p netip.Prefix) (netip.Addr, bool) {
 	if !m.shared() {
 		return netip.Addr{}, false
 	}
-	for _, e := range n.rec.Endpoints {
-		if e.Addr.IsValid() && p.Contains(e.Addr.WithZone("")) {
+	for _, e := range n.at {
+		if p.Contains(e.Addr.WithZone("")) {
 			return e.Addr, true
 		}
 	}
@@ -367,6 +371,7 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 	}
 	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
 		"see that the node runs and that its UDP port can be reached")
+	m.renew(n)
 	next := slices.Index(t.candidates, p.Endpoint) + 1 // the first, where it has roamed to elsewhere
 	if next < len(t.candidates) || next > 1 {
 		m.search(now, n, next%len(t.candidates))
@@ -390,6 +395,7 @@ func (m *Machine) silentTrial(now time.Time, n *node, s datapath.Stats) {
 		m.readSoon(t.sentAt.Add(perCandidate))
 		return
 	}
+	m.renew(n)
 	if t.tried++; t.tried >= len(t.candidates) {
 		m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("no handshake so far, tried %v", t.candidates),
 			"see that the node runs, that it has this node's record, and that its UDP port can be reached")

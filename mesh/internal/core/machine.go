@@ -21,8 +21,8 @@ type Config struct {
 	Node      string
 	Key       key.Private
 	Addresses prefixes.Set
-	Endpoints []netip.AddrPort // port 0: the device's
-	PortFirst uint16           // 0: any
+	Endpoints []record.Endpoint // port 0: the device's
+	PortFirst uint16            // 0: any
 	PortLast  uint16
 	Mark      uint32
 	MTU       int
@@ -43,6 +43,9 @@ type Config struct {
 type Starts struct {
 	Epoch      uint64 // starts of the process
 	Generation uint64 // devices created
+	// Port is the one the device last had. Where any will do, the next device gets it again: others may
+	// know no other way to this node until they hear from it. 0: none yet.
+	Port uint16 `json:",omitempty"`
 }
 
 // KeepaliveNAT keeps a NAT's mapping open: RFC 4787 asks for at least 2 minutes, many keep UDP for 30 s.
@@ -54,13 +57,26 @@ type Input interface{ input() }
 type (
 	// Records is a batch of the registry, opened. An ID is in it at most once.
 	Records struct {
-		Reset    bool
+		Reset bool
+		// Second: it answers Output.Relist.
+		Second   bool
 		Revision uint64
 		Put      []Opened
 		Deleted  []string // node IDs
 	}
 	// RegistryFailed says that watching failed; the next Records says that it is over.
 	RegistryFailed struct{ Err error }
+	// Remembered is what the registry had when an earlier process last saw it, opened again.
+	Remembered struct{ Put []Opened }
+	// Endpoints are where this node is reached from now on.
+	Endpoints struct{ List []record.Endpoint }
+	// Named is what is known of the names in Output.Names, of all of them.
+	Named struct{ Names map[string]Name }
+	// Kept says that something was written to the state folder, or could not be.
+	Kept struct {
+		What string // "snapshot"
+		Err  error
+	}
 	// Announced is what this node can reach.
 	Announced struct{ Snapshot prefixes.Snapshot }
 	// Reading answers Output.Read.
@@ -87,6 +103,10 @@ type (
 
 func (Records) input()        {}
 func (RegistryFailed) input() {}
+func (Remembered) input()     {}
+func (Endpoints) input()      {}
+func (Named) input()          {}
+func (Kept) input()           {}
 func (Announced) input()      {}
 func (Reading) input()        {}
 func (Applied) input()        {}
@@ -102,6 +122,12 @@ type Opened struct {
 	Same bool // the very bytes of last time; the rest is then empty
 }
 
+// Name is what is known of a host name.
+type Name struct {
+	Addrs []netip.Addr // the best first; the last ones found, where it is not found any more
+	Err   error        // why it was not found when last asked for
+}
+
 // Output is what is to be done, in this order. The answers are Inputs of later Steps. Until the answer to
 // Read or Ops has come, neither is asked for again.
 type Output struct {
@@ -110,6 +136,9 @@ type Output struct {
 	Ops     []datapath.Op  // apply these
 	Publish *record.Record // put this to the registry, in place of any earlier one not yet put
 	Settle  bool           // what the device was told is complete
+	Relist  bool           // read the whole registry once more
+	Names   []string       // the host names to look up, sorted, if they are others now; else nil
+	Renew   []string       // of these, those whose addresses do not answer
 	Wake    time.Time      // Step with a Tick then, if nothing comes before; zero: no need
 	Changed bool           // the View is another
 
@@ -135,9 +164,14 @@ type Machine struct {
 	contested  map[netip.Prefix][]string // prefixes with several claims, as they were last told of
 	barred     map[netip.Prefix]bar      // prefixes that their winner does not get here
 	endpointAt bart.Table[[]string]      // which nodes may be reached at an address
-	bounds     bounds                    // nodes by when their record begins or ends
+	hosts      map[string][]string       // which nodes may be reached at a host name, by node ID
+	hostsStale bool                      // these are others than Output.Names last said
+	names      map[string]Name           // what is known of these
+	shrink     shrink
+	bounds     bounds // nodes by when their record begins or ends
 
 	// What this node is.
+	endpoints []record.Endpoint
 	snapshot  prefixes.Snapshot
 	own       prefixes.Set               // announced
 	lingering map[netip.Prefix]time.Time // withdrawn, until when accepted; zero: the record without it is not out yet
@@ -171,7 +205,8 @@ func New(cfg Config) *Machine {
 		cfg: cfg, pub: pub,
 		self:  &node{id: cfg.Node, key: pub, known: true, slot: noSlot},
 		nodes: make(map[string]*node), byKey: make(map[key.Public][]string), peerOf: make(map[key.Public]string),
-		contested: make(map[netip.Prefix][]string), barred: make(map[netip.Prefix]bar),
+		contested: make(map[netip.Prefix][]string), barred: make(map[netip.Prefix]bar), hosts: make(map[string][]string),
+		endpoints:  cfg.Endpoints,
 		lingering:  make(map[netip.Prefix]time.Time),
 		publisher:  publisher{starts: cfg.Starts, recordStale: true},
 		conditions: make(map[string]map[conditionID]view.Condition), lists: make(map[listID]*list),
@@ -182,6 +217,9 @@ func New(cfg Config) *Machine {
 			Peers:  make(map[key.Public]datapath.Peer),
 		},
 		device: device{dirty: newDelta(), held: newDelta(), retry: make(map[resource]attempt), full: true},
+	}
+	if cfg.PortFirst == 0 {
+		m.want.Device.ListenPort = cfg.Starts.Port
 	}
 	m.nodes[cfg.Node] = m.self
 	m.byKey[pub] = []string{cfg.Node}
@@ -199,6 +237,14 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 	case RegistryFailed:
 		m.raise(now, view.RegistryDown, "", "", "the registry cannot be watched: "+in.Err.Error(),
 			"forwarding goes on; the watch is retried")
+	case Remembered:
+		m.remembered(now, in)
+	case Endpoints:
+		m.setEndpoints(in.List)
+	case Named:
+		m.named(in.Names)
+	case Kept:
+		m.kept(now, in)
 	case Announced:
 		m.announced(now, in.Snapshot)
 	case Reading:
@@ -212,11 +258,13 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 		m.readSoon(maxTime(now, m.lastRead.Add(minRepair)))
 	}
 	m.crossBounds(now)
+	m.confirmShrink(now)
 	m.calmDown(now)
 	m.publish(now)
 	m.endLinger(now)
 	m.settle(now)
 	m.act(now)
+	m.nameHosts()
 	m.out.Wake = m.wake(now)
 	if m.changed {
 		m.version++
@@ -315,6 +363,7 @@ func (m *Machine) wake(now time.Time) time.Time {
 	}
 	m.deviceWake(now, earliest)
 	m.publishWake(earliest)
+	m.shrinkWake(earliest)
 	for _, t := range m.lingering {
 		earliest(t)
 	}

@@ -23,7 +23,8 @@ type world struct {
 	key       key.Public
 	addresses []netip.Prefix
 	keepalive time.Duration
-	nat       bool // it publishes no endpoint
+	nat       bool // it publishes no endpoint, or one on loopback
+	names     map[string][]netip.Addr
 	accept    func(string, netip.Prefix) bool
 
 	nodes     map[string]*entry
@@ -210,7 +211,7 @@ func (w *world) expect(now time.Time) expected {
 			}
 		}
 		routable := claimants[records[id].Key][0] == id && records[id].Key != w.key
-		for _, ep := range records[id].Endpoints {
+		for _, ep := range w.places(records[id]) {
 			if !w.reaches(ep) {
 				continue
 			}
@@ -242,14 +243,27 @@ func (w *world) expect(now time.Time) expected {
 
 // loops reports whether packets to the owner of p would follow p.
 func (w *world) loops(p netip.Prefix, owner *record.Record) bool {
-	return w.host.Underlay == datapath.UnderlayShared && slices.ContainsFunc(owner.Endpoints, func(e record.Endpoint) bool {
-		return e.Addr.IsValid() && p.Contains(e.Addr.WithZone(""))
+	return w.host.Underlay == datapath.UnderlayShared && slices.ContainsFunc(w.places(owner), func(e record.Endpoint) bool {
+		return p.Contains(e.Addr.WithZone(""))
 	})
+}
+
+// places are the endpoints of r with the addresses of names in their place.
+func (w *world) places(r *record.Record) (es []record.Endpoint) {
+	for _, e := range r.Endpoints {
+		if e.Host == "" {
+			es = append(es, e)
+		}
+		for _, a := range w.names[e.Host] {
+			es = append(es, record.Endpoint{Addr: a, Port: e.Port})
+		}
+	}
+	return es
 }
 
 // reaches reports whether this host can send to e, if not into the mesh.
 func (w *world) reaches(e record.Endpoint) bool {
-	return e.Addr.IsValid() && e.Addr.Zone() == "" && (w.nat || !e.Addr.IsLoopback()) && !e.Addr.IsLinkLocalUnicast() && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6)
+	return e.Addr.Zone() == "" && (w.nat || !e.Addr.IsLoopback()) && !e.Addr.IsLinkLocalUnicast() && (e.Addr.Is4() && w.host.IPv4 || e.Addr.Is6() && w.host.IPv6)
 }
 
 // sortedText is for comparing lists of prefixes whatever their order.

@@ -27,7 +27,7 @@ var (
 		"192.168.0.0/16", "192.168.1.0/24", "0.0.0.0/0", "64.0.0.0/2", "127.1.0.0/16", "2001:db8::/32", "2001:db8:1::/48", "2000::/3", "fe80::/64", "::/16",
 	}
 	someAddresses = []string{"10.9.0.1/32", "10.1.1.1/32", "2001:db8:1::1/128"}
-	someEndpoints = []string{"203.0.113.1:51820", "203.0.113.2:51820", "10.1.1.9:51820", "192.168.1.9:1", "[2001:db8:1::9]:51820", "[fe80::1%eth0]:1", "example.net:51820", "127.0.0.1:1", "169.254.0.1:1"}
+	someEndpoints = []string{"203.0.113.1:51820", "203.0.113.2:51820", "10.1.1.9:51820", "192.168.1.9:1", "[2001:db8:1::9]:51820", "[fe80::1%eth0]:1", "example.net:51820", "example.org:1", "127.0.0.1:1", "169.254.0.1:1"}
 	someHosts     = []datapath.Host{
 		{IPv4: true, IPv6: true, Underlay: datapath.UnderlaySeparate},
 		{IPv4: true, IPv6: true, Underlay: datapath.UnderlayShared},
@@ -35,6 +35,7 @@ var (
 		{IPv6: true, Underlay: datapath.UnderlaySeparate, Connected: prefixes.MustParse("10.1.1.0/24", "2001:db8::/32")},
 		{IPv4: true, IPv6: true, Connected: prefixes.MustParse("10.0.0.0/9", "10.128.0.0/9")},
 	}
+	someAddrs    = []string{"203.0.113.1", "203.0.113.9", "10.1.1.9", "2001:db8:1::9", "127.0.0.1"} // of names
 	someFailures = []string{"put peer", "drop prefixes", "remove peer", "add routes", "remove routes", "add local", "remove local", "add addresses", "set device"}
 )
 
@@ -81,12 +82,30 @@ func newTrouble(t *rapid.T) *trouble {
 		node: "m", key: publicKey("m"), accept: tr.cfg.Accept, nodes: map[string]*entry{}, host: dev.host,
 		addresses: slices.Collect(tr.cfg.Addresses.All()),
 	}
-	if tr.cfg.Endpoints == nil {
-		tr.w.nat, tr.w.keepalive = true, 25*time.Second
-	}
+	tr.moved()
 	dev.fail = tr.opFails
 	tr.sim.planned = tr.watchOps
 	return tr
+}
+
+// moved has the oracle know where this node is reached.
+func (tr *trouble) moved() {
+	tr.w.nat, tr.w.keepalive = false, 0
+	switch es := tr.cfg.Endpoints; {
+	case len(es) == 0:
+		tr.w.nat, tr.w.keepalive = true, 25*time.Second
+	case es[0].Addr.IsLoopback():
+		tr.w.nat = true
+	}
+}
+
+// tellNames has the machine know what is known of all names.
+func (tr *trouble) tellNames(s *sim) {
+	names := make(map[string]core.Name)
+	for host, addrs := range tr.w.names {
+		names[host] = core.Name{Addrs: addrs}
+	}
+	s.step(core.Named{Names: names})
 }
 
 // foundDevice is what an earlier process, or another program, left.
@@ -415,6 +434,29 @@ func (tr *trouble) actions() map[string]func(*rapid.T) {
 			}
 		},
 		"answer": func(*rapid.T) { tr.answer() },
+		"move": func(*rapid.T) {
+			es := rapid.SampledFrom([]string{"", "198.51.100.1:0", "127.0.0.1:0"}).Draw(tr.t, "own endpoint")
+			if tr.cfg.Endpoints = nil; es != "" {
+				tr.cfg.Endpoints = []record.Endpoint{record.EndpointFrom(netip.MustParseAddrPort(es))}
+			}
+			tr.moved()
+			tr.step(core.Endpoints{List: tr.cfg.Endpoints})
+		},
+		"names": func(*rapid.T) {
+			var addrs []netip.Addr
+			for _, a := range someOf(tr.t, someAddrs, 2, "address of a name") {
+				if a := netip.MustParseAddr(a); !slices.Contains(addrs, a) {
+					addrs = append(addrs, a)
+				}
+			}
+			names := maps.Clone(tr.w.names)
+			if names == nil {
+				names = make(map[string][]netip.Addr)
+			}
+			names[rapid.SampledFrom([]string{"example.net", "example.org"}).Draw(tr.t, "name")] = addrs
+			tr.w.names = names
+			tr.tellNames(tr.sim)
+		},
 		"own": func(*rapid.T) {
 			if !tr.known {
 				return
@@ -535,6 +577,7 @@ func (tr *trouble) fresh() {
 		as = append(as, p.String())
 	}
 	f.step(announce(as...))
+	tr.tellNames(f)
 	in := core.Records{Reset: true}
 	for id, e := range tr.w.nodes {
 		if r := e.inForce(tr.now); r != nil {

@@ -3,6 +3,7 @@ package core
 import (
 	"container/heap"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -34,7 +35,8 @@ type node struct {
 	onDevice key.Public     // the key whose wanted peer is this node's; zero: none
 	trial    trial
 
-	looping    []record.Endpoint // inside a prefix of another node
+	at         []record.Endpoint // the endpoints of rec, with the addresses of names in their place
+	looping    []record.Endpoint // of these, those inside a prefix of another node
 	generation uint64            // of the device that the endpoints were last looked at for, while recheck
 
 	unsettled, touched, recheck bool // in the list of that name
@@ -70,9 +72,11 @@ func (m *Machine) records(now time.Time, in Records) {
 	if !in.Reset {
 		return
 	}
-	for id := range m.nodes {
-		if !seen[id] && id != m.cfg.Node {
-			m.drop(now, id)
+	if !m.shrinks(now, in, seen) {
+		for id := range m.nodes {
+			if !seen[id] && id != m.cfg.Node {
+				m.drop(now, id)
+			}
 		}
 	}
 	for id := range m.conditions { // of nodes that never had a good record, too
@@ -85,7 +89,36 @@ func (m *Machine) records(now time.Time, in Records) {
 	}
 	if !m.reset {
 		m.reset, m.full = true, true // what was not to be removed yet may be now
+		if m.have != nil {
+			m.guardStrays(now)
+		}
 	}
+}
+
+// remembered takes in what was kept on disk. It is no Reset: nothing is removed for it, and what the
+// registry has said meanwhile is newer.
+func (m *Machine) remembered(now time.Time, in Remembered) {
+	for _, o := range in.Put {
+		if n := m.nodes[o.Node]; o.Node != m.cfg.Node && (n == nil || !n.known) && !m.reset {
+			m.put(now, o)
+		}
+	}
+}
+
+// kept takes in whether something found its place on disk.
+func (m *Machine) kept(now time.Time, in Kept) {
+	if in.Err == nil {
+		m.clear(view.StateUnkept, m.cfg.Node, in.What)
+		return
+	}
+	m.raise(now, view.StateUnkept, m.cfg.Node, in.What, fmt.Sprintf("the %s on disk: %v", in.What, in.Err),
+		"see that the state folder is sound, writable, and has room; nothing is lost unless the node starts anew before")
+}
+
+// Knows reports whether another node is in the mesh as it is known here, be it that its time has not come.
+func (m *Machine) Knows(node string) bool {
+	_, ok := m.nodes[node]
+	return ok && node != m.cfg.Node
 }
 
 // put takes in one record of another node. What is not believed leaves the last good one in force,
@@ -245,8 +278,9 @@ func (m *Machine) believe(now time.Time, n *node, r *record.Record) {
 	m.touch(n)
 	old := n.rec // the zero Record where there was none
 	m.recheck(n) // notes the generation of the old record
-	m.indexEndpoints(n, old.Endpoints, remove)
+	m.indexHosts(n, old.Endpoints, remove)
 	if r == nil {
+		m.locate(n, nil)
 		m.claimKey(n, key.Public{})
 		n.known, n.rec, n.accepted = false, record.Record{}, prefixes.Set{}
 		m.clear(view.EndpointUnusable, n.id, "")
@@ -258,7 +292,8 @@ func (m *Machine) believe(now time.Time, n *node, r *record.Record) {
 		return
 	}
 	n.known, n.rec = true, *r
-	m.indexEndpoints(n, r.Endpoints, insert)
+	m.indexHosts(n, r.Endpoints, insert)
+	m.locate(n, m.located(r.Endpoints))
 	m.claimKey(n, r.Key)
 	n.accepted = m.policy(now, n, r.Reachable())
 }

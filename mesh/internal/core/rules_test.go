@@ -496,7 +496,7 @@ func TestRule06_ARestartAdoptsTheDevice(t *testing.T) {
 	if len(puts) != 1 || puts[0].Epoch != 5 || puts[0].Generation != 2 || puts[0].Sequence != 1 {
 		t.Errorf("published %+v", puts)
 	}
-	if len(starts) != 1 || starts[0] != (core.Starts{Epoch: 5, Generation: 2}) {
+	if len(starts) != 1 || starts[0] != (core.Starts{Epoch: 5, Generation: 2, Port: 40000}) {
 		t.Errorf("to be kept: %v", starts)
 	}
 }
@@ -1128,7 +1128,7 @@ func TestEndpointsOfTheHostItselfAreRefused(t *testing.T) {
 		s := newSim(t, func(c *core.Config) {
 			c.Endpoints = nil
 			if test.own != "" {
-				c.Endpoints = []netip.AddrPort{netip.MustParseAddrPort(test.own)}
+				c.Endpoints = []record.Endpoint{record.EndpointFrom(netip.MustParseAddrPort(test.own))}
 			}
 		})
 		s.start(rec("a", test.other))

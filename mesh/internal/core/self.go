@@ -332,11 +332,13 @@ func (m *Machine) publish(now time.Time) {
 		Roles: m.cfg.Roles, Labels: m.cfg.Labels, Instance: m.cfg.Instance,
 		Epoch: m.starts.Epoch, Generation: m.starts.Generation, Sequence: m.rec.Sequence,
 	}
-	for _, e := range m.cfg.Endpoints {
-		if e.Port() == 0 {
-			e = netip.AddrPortFrom(e.Addr(), have.Device.ListenPort)
+	for _, e := range m.endpoints {
+		if e.Port == 0 {
+			e.Port = have.Device.ListenPort
 		}
-		r.Endpoints = append(r.Endpoints, record.EndpointFrom(e))
+		if !slices.Contains(r.Endpoints, e) {
+			r.Endpoints = append(r.Endpoints, e)
+		}
 	}
 	same := m.rec.ID != "" && record.Equal(r, m.rec)
 	if same && !again {
@@ -345,7 +347,8 @@ func (m *Machine) publish(now time.Time) {
 	was := m.rec
 	if !same {
 		r.Sequence = next(r.Sequence)
-		if was.Epoch != r.Epoch || was.Generation != r.Generation {
+		if was.Epoch != r.Epoch || was.Generation != r.Generation || m.starts.Port != have.Device.ListenPort {
+			m.starts.Port = have.Device.ListenPort
 			starts := m.starts
 			m.out.Starts = &starts
 		}

@@ -241,6 +241,8 @@ type sim struct {
 	puts     []record.Record
 	starts   []core.Starts
 	settles  int
+	relists  int
+	renewed  []string
 	log      []string
 	names    map[key.Public]string
 	planned  func(ops []datapath.Op) // called before ops are applied
@@ -250,7 +252,7 @@ type sim struct {
 
 func config(node string) core.Config {
 	return core.Config{
-		Node: node, Key: privateKey(node), Instance: "ff", Endpoints: []netip.AddrPort{netip.MustParseAddrPort("198.51.100.1:0")},
+		Node: node, Key: privateKey(node), Instance: "ff", Endpoints: []record.Endpoint{record.EndpointFrom(netip.MustParseAddrPort("198.51.100.1:0"))},
 		Window: 10 * time.Millisecond, Audit: 15 * time.Second, Linger: 3 * time.Second,
 	}
 }
@@ -325,6 +327,14 @@ func (s *sim) handle(out core.Output) {
 	}
 	if out.Settle {
 		s.settles++
+	}
+	if out.Relist {
+		s.relists++
+	}
+	for _, host := range out.Renew {
+		if !slices.Contains(s.renewed, host) {
+			s.renewed = append(s.renewed, host)
+		}
 	}
 	if out.Publish != nil {
 		s.puts = append(s.puts, *out.Publish)

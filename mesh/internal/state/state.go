@@ -25,7 +25,12 @@ const (
 	lockFile   = "lock"   // held while the folder is in use
 	ownerFile  = "owner"  // who has it: node ID and process ID, for those who find it locked
 	startsFile = "starts" // core.Starts as JSON
+	formatFile = "format" // the number of what is described here
 )
+
+// format is what this program writes. It rises when a program that knows only lower ones would lose or
+// misread something.
+const format = 1
 
 // ErrLocked says that somebody else has the folder.
 var ErrLocked = errors.New("in use")
@@ -79,6 +84,9 @@ func (d *Dir) load(node string, log *slog.Logger) error {
 			return fmt.Errorf("state folder %s: is that of node %q, not of %q; give each node a folder of its own", d.path, was, node)
 		}
 	}
+	if err := d.checkFormat(); err != nil {
+		return err
+	}
 	if err := write(owner, []byte(node+" "+strconv.Itoa(os.Getpid())+"\n")); err != nil {
 		return fmt.Errorf("state folder: %w", err)
 	}
@@ -95,6 +103,28 @@ func (d *Dir) load(node string, log *slog.Logger) error {
 		if err := json.Unmarshal(data, &d.Starts); err != nil {
 			return fmt.Errorf("%s is corrupt: %w; remove it to count from what the registry has", starts, err)
 		}
+	}
+	return nil
+}
+
+// checkFormat refuses a folder that a newer program has used.
+func (d *Dir) checkFormat() error {
+	path := filepath.Join(d.path, formatFile)
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := write(path, []byte(strconv.Itoa(format)+"\n")); err != nil {
+			return fmt.Errorf("state folder: %w", err)
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("state folder: %w", err)
+	}
+	switch n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 32); {
+	case err != nil:
+		return fmt.Errorf("%s is corrupt: %.20q is no number; write %d into it if no newer program has used the folder", path, data, format)
+	case n > format:
+		return fmt.Errorf("state folder %s: has format %d, and this program knows formats up to %d; use the newer program, or another folder", d.path, n, format)
 	}
 	return nil
 }

@@ -1,0 +1,129 @@
+package core
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/mesh/view"
+)
+
+// shrink is a Reset without most of the nodes there were: a store that came back empty, or was pointed at
+// something else, is likelier than that they all left. They are kept until a second reading has confirmed
+// it (rule 18). What else changed is taken in at once.
+type shrink struct {
+	since time.Time // zero: there is none
+	asked bool      // for the second reading
+	// strays are the peers of the device that was found which were nobody's at the first Reset, if that
+	// is most of them.
+	strays map[key.Public]struct{}
+}
+
+const (
+	// shrinkFrom is how many peers there must be for the guard.
+	shrinkFrom = 8
+	// shrinkWait is the time until the second reading: enough for nodes to publish again what a restored
+	// store has lost.
+	shrinkWait = 5 * time.Second
+)
+
+// shrinks reports whether the nodes that a Reset lacks are to be kept for now.
+func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool) bool {
+	known, gone := 0, 0
+	for id := range m.nodes {
+		if id != m.cfg.Node {
+			known++
+			if !seen[id] {
+				gone++
+			}
+		}
+	}
+	many := tooMany(known, gone)
+	if in.Second || !many && m.shrink.strays == nil {
+		m.grown()
+		return false
+	}
+	if many {
+		m.keepFor(now, fmt.Sprintf("the registry now lacks %d of %d nodes", gone, known))
+	}
+	return many
+}
+
+func tooMany(known, gone int) bool { return known >= shrinkFrom && gone*2 > known }
+
+// keepFor begins to wait for a second reading.
+func (m *Machine) keepFor(now time.Time, why string) {
+	m.raise(now, view.RegistryShrank, "", "", why+"; they are kept until it has been read once more",
+		"see that the registry is the right one and was not emptied; what it lacks is given up once a second reading lacks it too")
+	if m.shrink.since.IsZero() {
+		m.shrink.since = now
+	}
+}
+
+// grown ends the wait.
+func (m *Machine) grown() {
+	if m.shrink.since.IsZero() {
+		return
+	}
+	if m.shrink.strays != nil {
+		m.full = true // what was not to be removed yet may be now
+	}
+	m.shrink = shrink{}
+	m.clear(view.RegistryShrank, "", "")
+}
+
+// guardStrays keeps the peers of a device that was found, if most are unknown to the registry at the
+// first complete reading of both.
+func (m *Machine) guardStrays(now time.Time) {
+	peers := m.have.State().Peers
+	strays := make(map[key.Public]struct{})
+	for k := range peers {
+		if len(m.byKey[k]) == 0 {
+			strays[k] = struct{}{}
+		}
+	}
+	if m.adopted && tooMany(len(peers), len(strays)) {
+		m.shrink.strays = strays
+		m.keepFor(now, fmt.Sprintf("the registry knows nothing of %d of the device's %d peers", len(strays), len(peers)))
+	}
+}
+
+// sparing returns ops less what would take something from strays.
+func (m *Machine) sparing(ops []datapath.Op) []datapath.Op {
+	stray := func(k key.Public) bool { _, is := m.shrink.strays[k]; return is }
+	kept := ops[:0]
+	for _, op := range ops {
+		spared := false
+		switch o := op.(type) {
+		case datapath.RemovePeer:
+			spared = stray(o.Key)
+		case datapath.DropPrefixes:
+			spared = stray(o.Key)
+		case datapath.RemoveRoutes:
+			for p := range o.Prefixes.All() {
+				if k, owned := m.have.Owner(p); owned && stray(k) {
+					o.Prefixes = o.Prefixes.Without(p)
+				}
+			}
+			op, spared = o, o.Prefixes.IsEmpty()
+		}
+		if !spared {
+			kept = append(kept, op)
+		}
+	}
+	return kept
+}
+
+// confirmShrink asks for the second reading when it is time.
+func (m *Machine) confirmShrink(now time.Time) {
+	if s := &m.shrink; !s.since.IsZero() && !s.asked && now.Sub(s.since) >= shrinkWait {
+		s.asked, m.out.Relist = true, true
+	}
+}
+
+func (m *Machine) shrinkWake(at func(time.Time)) {
+	if s := m.shrink; !s.since.IsZero() && !s.asked {
+		at(s.since.Add(shrinkWait))
+	}
+}
