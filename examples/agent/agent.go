@@ -1,0 +1,428 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/warren-mesh/warren/examples/agent/internal/config"
+	"github.com/warren-mesh/warren/examples/agent/internal/control"
+	"github.com/warren-mesh/warren/examples/agent/internal/expose"
+	"github.com/warren-mesh/warren/examples/agent/internal/relay"
+	"github.com/warren-mesh/warren/examples/agent/internal/socks5"
+	"github.com/warren-mesh/warren/examples/agent/internal/ula"
+	"github.com/warren-mesh/warren/examples/agent/internal/underlay"
+	"github.com/warren-mesh/warren/mesh"
+	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/mesh/registry"
+)
+
+// errState says that a state folder is another's.
+var errState = errors.New("not this agent's")
+
+// lookAgain is how often the host's addresses are looked at. Not every system tells of their changes.
+const lookAgain = 10 * time.Second
+
+// agent is what "agent run" runs.
+type agent struct {
+	cfg     config.Config
+	reload  func() (config.Config, error) // reads the configuration again
+	hup     <-chan os.Signal              // asks for it
+	log     *slog.Logger
+	level   *slog.LevelVar
+	own     []netip.Addr // in the mesh
+	store   *guard
+	carrier carrier
+	mesh    mesh.Mesh
+	socks   net.Listener // nil: none
+	process control.Process
+}
+
+// newAgent makes an agent of its configuration. It opens what can be refused at once, and close closes it.
+func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *agent, err error) {
+	a := &agent{cfg: cfg, log: log, level: level, own: cfg.Address}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.close())
+		}
+	}()
+	if len(a.own) == 0 {
+		a.own = []netip.Addr{ula.Addr(cfg.Mesh, cfg.Node)}
+	}
+	if err := checkState(cfg); err != nil {
+		return nil, err
+	}
+	s, err := openStore(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry)}
+	a.carrier, err = openCarrier(cfg, func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) }, log)
+	if err != nil {
+		return nil, err
+	}
+	endpoints := cfg.Endpoint
+	if a.watchesHost() {
+		endpoints = a.hostEndpoints()
+	}
+	wide := cfg.AcceptWide
+	a.mesh, err = mesh.New(mesh.Config{
+		Node: cfg.Node, Registry: a.store, Datapath: a.carrier, StateDir: cfg.State,
+		Addresses: a.own, Announce: cfg.Announce, Endpoints: endpoints, ListenPorts: cfg.Listen,
+		MTU: cfg.MTU, Keepalive: cfg.Keepalive, Roles: cfg.Role, Labels: cfg.Label, Logger: log,
+		Accept: func(node string, p netip.Prefix) bool {
+			return mesh.AcceptNarrow(node, p) || slices.Contains(wide, p)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Socks5 != "" {
+		if a.socks, err = net.Listen("tcp", cfg.Socks5); err != nil {
+			return nil, fmt.Errorf("socks5 (%s): %w", cfg.Origin("socks5"), err)
+		}
+	}
+	a.process = control.Process{
+		PID: os.Getpid(), Build: build(), Started: time.Now().Round(0), Mesh: cfg.Mesh, Registry: a.store.where,
+		Datapath: cfg.Datapath, State: cfg.State,
+	}
+	if a.socks != nil {
+		a.process.Socks5 = a.socks.Addr().String()
+	}
+	for _, r := range cfg.Expose {
+		a.process.Expose = append(a.process.Expose, r.String())
+	}
+	return a, nil
+}
+
+func (a *agent) close() error {
+	var errs []error
+	if a.socks != nil {
+		if err := a.socks.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	if a.carrier != nil {
+		errs = append(errs, a.carrier.Close())
+	}
+	if a.store != nil {
+		errs = append(errs, a.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// run runs the agent until ctx ends or the node leaves the mesh, which both are nil.
+func (a *agent) run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	a.store.foreign = func(err error) { stop(err) }
+
+	var all sync.WaitGroup
+	// part runs a part of the agent. The end of one is the end of all.
+	part := func(name string, f func(context.Context) error) {
+		all.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					stop(fmt.Errorf("%s panicked: %v\n%s", name, p, debug.Stack()))
+				}
+			}()
+			if err := f(ctx); err != nil {
+				stop(err)
+			} else {
+				stop(errStopped)
+			}
+		})
+	}
+	part("the mesh", a.mesh.Run)
+	if a.locked(ctx) {
+		if err := a.start(ctx, part); err != nil {
+			stop(err)
+		}
+	}
+	<-ctx.Done()
+	notify("STOPPING=1")
+	all.Wait()
+	switch err := context.Cause(ctx); {
+	case errors.Is(err, mesh.ErrLeft):
+		a.log.Info("left the mesh", "node", a.cfg.Node)
+		return nil
+	case errors.Is(err, errStopped), errors.Is(err, context.Canceled):
+		a.log.Info("stopped; the node's record stays, and so does its place in the mesh", "node", a.cfg.Node)
+		return nil
+	default:
+		return err
+	}
+}
+
+// errStopped is why parts end that end because they were asked to.
+var errStopped = errors.New("stopped")
+
+// locked waits until the mesh has the state folder, and returns whether it came to that.
+func (a *agent) locked(ctx context.Context) bool {
+	for {
+		v, stale := a.mesh.Current()
+		if !v.Self.Key.IsZero() {
+			return ctx.Err() == nil
+		}
+		select {
+		case <-stale:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// start starts what needs the state folder to be this process's.
+func (a *agent) start(ctx context.Context, part func(string, func(context.Context) error)) error {
+	if err := keepState(a.cfg); err != nil {
+		a.log.Error("the state folder does not take note of the mesh", "err", err)
+	}
+	l, err := control.Listen(ctx, socketOf(a.cfg))
+	if err != nil {
+		return err
+	}
+	part("the control socket", func(ctx context.Context) error { return control.Serve(ctx, l, a, a.log) })
+	if a.socks != nil {
+		s := &socks5.Server{Dialer: a.carrier, Logger: a.log, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) }}
+		part("the SOCKS5 proxy", func(ctx context.Context) error { return s.Serve(ctx, a.socks) })
+		a.log.Info("SOCKS5 proxy into the mesh", "address", a.process.Socks5)
+		if host, _, err := net.SplitHostPort(a.process.Socks5); err == nil {
+			if ip, err := netip.ParseAddr(host); err == nil && !ip.IsLoopback() {
+				a.log.Warn("whoever reaches the SOCKS5 proxy uses the mesh in this node's name, and it does not listen on loopback alone", "address", a.process.Socks5)
+			}
+		}
+	}
+	for _, r := range a.cfg.Expose {
+		for _, addr := range a.own {
+			part("exposing "+r.String(), func(ctx context.Context) error {
+				return expose.Serve(ctx, a.carrier, addr, r, expose.Options{Logger: a.log})
+			})
+		}
+	}
+	if a.watchesHost() {
+		part("watching the host's addresses", a.watchHost)
+	}
+	if a.hup != nil {
+		part("reading the configuration again", a.reloads)
+	}
+	a.log.Info("running", "node", a.cfg.Node, "mesh", a.cfg.Mesh, "addresses", a.own, "registry", a.store.where, "datapath", a.cfg.Datapath, "state", a.cfg.State, "pid", a.process.PID)
+	if a.cfg.Registry == "memory" {
+		a.log.Warn("the registry is memory: this node is alone in a mesh that ends with it; for others to find it, say --registry etcd://HOST:PORT")
+	}
+	notify("READY=1")
+	return nil
+}
+
+func (a *agent) watchesHost() bool { return len(a.cfg.Endpoint) == 0 && !a.cfg.NoEndpoint }
+
+// hostEndpoints are the host's addresses, without those that the mesh gave it.
+func (a *agent) hostEndpoints() []mesh.Endpoint {
+	ls, err := underlay.Links()
+	if err != nil {
+		a.log.Warn("no endpoints are published", "err", err)
+		return nil
+	}
+	in := ula.Prefix(a.cfg.Mesh)
+	skip := func(x netip.Addr) bool { return in.Contains(x) || slices.Contains(a.own, x) }
+	var es []mesh.Endpoint
+	for _, x := range underlay.Choose(ls, underlay.Sources(), skip, record.MaxEndpoints) {
+		es = append(es, mesh.Endpoint{Addr: x})
+	}
+	return es
+}
+
+func (a *agent) watchHost(ctx context.Context) error {
+	was := a.hostEndpoints()
+	if err := a.mesh.SetEndpoints(was...); err != nil {
+		return err
+	}
+	for relay.Sleep(ctx, lookAgain) {
+		is := a.hostEndpoints()
+		if slices.Equal(is, was) {
+			continue
+		}
+		if err := a.mesh.SetEndpoints(is...); err != nil {
+			a.log.Warn("the host's new addresses are not published", "err", err)
+			continue
+		}
+		a.log.Info("the host has other addresses", "endpoints", is)
+		was = is
+	}
+	return nil
+}
+
+// reloads takes up at SIGHUP what may change while the agent runs.
+func (a *agent) reloads(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.hup:
+		}
+		c, err := a.reload()
+		if err != nil {
+			a.log.Error("the configuration is not read again: nothing is changed", "err", err)
+			continue
+		}
+		a.take(c)
+	}
+}
+
+func (a *agent) take(c config.Config) {
+	if err := a.store.reload(c); err != nil {
+		a.log.Error("the registry stays as it is", "err", err)
+	}
+	a.level.Set(c.LogLevel)
+	changed := a.cfg.Changed(c)
+	for _, s := range config.Settings() {
+		if slices.Contains(changed, s.Name) && !s.Reload {
+			a.log.Warn("a setting has changed that is taken up at the next start", "setting", s.Name, "from", c.Origin(s.Name))
+		}
+	}
+	a.log.Info("read the configuration again")
+}
+
+func (a *agent) lookup(host string) ([]netip.Addr, error) {
+	v, _ := a.mesh.Current()
+	return lookup(v, a.own, a.cfg.Mesh, host)
+}
+
+// Status implements control.Agent.
+func (a *agent) Status() (control.Status, <-chan struct{}) {
+	v, stale := a.mesh.Current()
+	return control.StatusOf(a.process, v, time.Now()), stale
+}
+
+// Leave implements control.Agent.
+func (a *agent) Leave(ctx context.Context) error { return a.mesh.Leave(ctx) }
+
+// Forget implements control.Agent.
+func (a *agent) Forget(ctx context.Context, node string, force bool) error {
+	if err := registry.CheckName(node); err != nil {
+		return &control.Error{Code: control.BadRequest, Message: err.Error()}
+	}
+	if node == a.cfg.Node {
+		return &control.Error{Code: control.Refused, Message: fmt.Sprintf("%s is this node; it leaves the mesh with \"agent leave\"", node)}
+	}
+	v, _ := a.mesh.Current()
+	p, ok := v.Peer(node)
+	if !ok && !slices.ContainsFunc(v.Conditions, func(c mesh.Condition) bool { return c.Node == node }) && !force {
+		return noSuchNode(v, node)
+	}
+	if s := control.StatusOf(a.process, mesh.View{Peers: []mesh.Peer{p}}, time.Now()).Peers[0]; ok && s.State == control.Up && !force {
+		return &control.Error{Code: control.Refused, Message: fmt.Sprintf("%s had a handshake %v ago, so that it seems to be alive, and would put its record back; have it leave, or say --force",
+			node, time.Since(p.LastHandshake).Round(time.Second))}
+	}
+	return a.store.Delete(ctx, registry.NodeID(node))
+}
+
+// Ping implements control.Agent.
+func (a *agent) Ping(ctx context.Context, to string) (control.Pong, error) {
+	as, err := a.lookup(to)
+	if err != nil {
+		return control.Pong{}, err
+	}
+	rtt, err := a.carrier.Ping(ctx, as[0])
+	if err != nil {
+		return control.Pong{}, &control.Error{Code: control.NoAnswer, Message: err.Error()}
+	}
+	return control.Pong{Addr: as[0], RTT: rtt}, nil
+}
+
+// Dial implements control.Agent.
+func (a *agent) Dial(ctx context.Context, network, to string) (net.Conn, error) {
+	if network != "tcp" {
+		return nil, &control.Error{Code: control.BadRequest, Message: fmt.Sprintf("the network %q is not tcp", network)}
+	}
+	return a.carrier.DialContext(ctx, network, to)
+}
+
+// stateFile is what the agent notes in the state folder, beside what the mesh keeps there.
+type stateFile struct {
+	Version int    `json:"version"`
+	Mesh    string `json:"mesh"`
+}
+
+const (
+	stateName    = "agent.json"
+	stateVersion = 1
+)
+
+// checkState refuses a state folder that another node, mesh or a newer agent has used. That another
+// process uses it now is found out by the mesh.
+func checkState(c config.Config) error {
+	if was := config.Owner(c.State); was != "" && was != c.Node {
+		return fmt.Errorf("state folder %s: is that of node %s, and this is node %s (%s): %w; name a folder of its own with --state, or the node with --node=%s",
+			c.State, was, c.Node, c.Origin("node"), errState, was)
+	}
+	f := filepath.Join(c.State, stateName)
+	data, err := os.ReadFile(f)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var s stateFile
+	if err == nil {
+		if err = json.Unmarshal(data, &s); err != nil {
+			err = fmt.Errorf("%s is corrupt: %w; remove it to have it made anew", f, err)
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("state folder: %w", err)
+	case s.Version > stateVersion:
+		return fmt.Errorf("state folder %s: was used by a newer agent (version %d, this one knows %d): %w; run that one, or name another folder with --state", c.State, s.Version, stateVersion, errState)
+	case s.Mesh != c.Mesh:
+		return fmt.Errorf("state folder %s: is of mesh %s, and this is mesh %s (%s): %w; name a folder of its own with --state, or the mesh with --mesh=%s", c.State, s.Mesh, c.Mesh, c.Origin("mesh"), errState, s.Mesh)
+	}
+	return nil
+}
+
+// keepState notes which mesh the state folder is for.
+func keepState(c config.Config) error {
+	data, err := json.Marshal(stateFile{stateVersion, c.Mesh})
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(c.State, stateName)
+	data = append(data, '\n')
+	if was, err := os.ReadFile(path); err == nil && string(was) == string(data) {
+		return nil
+	}
+	f, err := os.CreateTemp(c.State, "."+stateName+"-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// notify tells systemd, where it asks for it: sd_notify(3).
+func notify(state string) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	c, err := net.Dial("unixgram", path)
+	if err != nil {
+		return // it is a courtesy
+	}
+	_, _ = c.Write([]byte(state))
+	_ = c.Close()
+}

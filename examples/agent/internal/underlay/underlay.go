@@ -1,0 +1,95 @@
+// Package underlay knows where a host can be reached: its own addresses, as they come and go.
+package underlay
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// Link is a network interface with its addresses.
+type Link struct {
+	Name  string
+	Up    bool
+	Addrs []netip.Addr
+}
+
+// Links returns the host's. One that goes away meanwhile has no addresses.
+func Links() ([]Link, error) {
+	is, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("the host's interfaces cannot be listed: %w", err)
+	}
+	var ls []Link
+	for _, i := range is {
+		l := Link{Name: i.Name, Up: i.Flags&net.FlagUp != 0}
+		as, _ := i.Addrs()
+		for _, a := range as {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				l.Addrs = append(l.Addrs, p.Addr().Unmap())
+			}
+		}
+		ls = append(ls, l)
+	}
+	return ls, nil
+}
+
+// Choose returns the addresses others may try to reach the host at, the best first: those that are global
+// or private, are on an interface that is up, and that skip does not want. first are those the host itself
+// would send from, which are the likeliest to be reachable. Where there are none, it is the loopback
+// addresses, which others on the same host can use. There are at most max.
+//
+// Temporary and deprecated IPv6 addresses cannot be told from others everywhere, and are among them: who
+// tries one in vain goes on to the next.
+func Choose(ls []Link, first []netip.Addr, skip func(netip.Addr) bool, max int) []netip.Addr {
+	var as, loopback []netip.Addr
+	for _, l := range ls {
+		for _, a := range l.Addrs {
+			switch {
+			case !l.Up, a.Zone() != "", !a.IsValid(), skip != nil && skip(a):
+			case a.IsLoopback():
+				loopback = append(loopback, a)
+			case a.IsGlobalUnicast() && !a.IsLinkLocalUnicast(): // which includes private ones
+				as = append(as, a)
+			}
+		}
+	}
+	if len(as) == 0 {
+		as = loopback
+	}
+	rank := func(a netip.Addr) int {
+		switch i := slices.Index(first, a); {
+		case i >= 0:
+			return i
+		case a.Is4():
+			return len(first)
+		}
+		return len(first) + 1
+	}
+	slices.SortFunc(as, func(a, b netip.Addr) int {
+		if d := rank(a) - rank(b); d != 0 {
+			return d
+		}
+		return a.Compare(b) // the same order each time, whatever order the host has them in
+	})
+	as = slices.Compact(as)
+	return as[:min(len(as), max)]
+}
+
+// Sources returns the addresses the host would send from to the rest of the world. No packet is sent for
+// it: the addresses asked for are for documentation (RFC 5737, RFC 3849), and connecting UDP is a look
+// into the routes.
+func Sources() (as []netip.Addr) {
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			continue // no route
+		}
+		if a, ok := c.LocalAddr().(*net.UDPAddr); ok {
+			as = append(as, a.AddrPort().Addr().Unmap())
+		}
+		_ = c.Close()
+	}
+	return as
+}
