@@ -154,6 +154,8 @@ func (a *agent) run(ctx context.Context) error {
 	notify("STOPPING=1")
 	all.Wait()
 	switch err := context.Cause(ctx); {
+	case errors.Is(err, mesh.ErrStateInUse):
+		return fmt.Errorf("%w; stop that agent, or name another folder with --state", err)
 	case errors.Is(err, mesh.ErrLeft):
 		a.log.Info("left the mesh", "node", a.cfg.Node)
 		return nil
