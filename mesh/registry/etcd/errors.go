@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -79,17 +80,23 @@ func classify(ctx context.Context, err error) error {
 		kind = ErrUnauthorised
 	case errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrLeaderChanged):
 		kind = ErrNoLeader
-	case code == codes.DeadlineExceeded:
+	case code == codes.DeadlineExceeded || timedOut(err):
 		kind = ErrTimeout
 	case known == (rpctypes.EtcdError{}) && (code == codes.Unavailable || code == codes.Canceled):
 		kind = ErrUnreachable
-	case errors.Is(err, rpctypes.ErrStopped):
+	case errors.Is(err, rpctypes.ErrStopped) || errors.Is(err, io.EOF):
 		kind = ErrUnreachable
 	}
 	if text == kind.Error() {
 		return kind
 	}
 	return &serverError{kind, text, err}
+}
+
+// timedOut reports whether err says that the server waited in vain for its cluster.
+func timedOut(err error) bool {
+	return errors.Is(err, rpctypes.ErrTimeout) || errors.Is(err, rpctypes.ErrTimeoutDueToLeaderFail) ||
+		errors.Is(err, rpctypes.ErrTimeoutDueToConnectionLost)
 }
 
 // serverError is what etcd or gRPC said, and its kind.

@@ -2,6 +2,11 @@ package etcdtest_test
 
 import (
 	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,12 +27,11 @@ func TestCluster(t *testing.T) {
 	each(t, func(t *testing.T, o etcdtest.Options) {
 		o.Members, o.TLS, o.Auth = 3, true, true
 		c := etcdtest.Start(t, o)
-		client := c.Client()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		get := func() string {
 			t.Helper()
-			resp, err := client.Get(ctx, "key")
+			resp, err := c.Client().Get(ctx, "key")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +42,7 @@ func TestCluster(t *testing.T) {
 		}
 		put := func(value string) {
 			t.Helper()
-			if _, err := client.Put(ctx, "key", value); err != nil {
+			if _, err := c.Client().Put(ctx, "key", value); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -65,9 +69,92 @@ func TestCluster(t *testing.T) {
 	})
 }
 
+// echo is a server that sends back what it gets.
+func echo(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l
+}
+
 func TestProxy(t *testing.T) {
-	c := etcdtest.Start(t, etcdtest.Options{})
-	p := c.Proxy(0)
-	_ = p
-	_ = c
+	p := etcdtest.NewProxy(t, echo(t).Addr().String())
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if _, err := c.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	read := func(c net.Conn, patience time.Duration) error {
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 5)
+		_, err := io.ReadFull(c, buf)
+		return err
+	}
+	old := dial()
+	if err := read(old, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	p.Silence()
+	if _, err := old.Write([]byte("again")); err != nil {
+		t.Fatal(err)
+	}
+	fresh := dial()
+	for _, c := range []net.Conn{old, fresh} {
+		if err := read(c, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("in silence: %v", err)
+		}
+	}
+	p.Heal()
+	for _, c := range []net.Conn{old, fresh} {
+		if err := read(c, time.Minute); err != nil {
+			t.Errorf("after it: %v", err)
+		}
+	}
+	p.Cut()
+	for _, c := range []net.Conn{old, fresh} {
+		if err := read(c, time.Minute); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("cut: %v", err)
+		}
+	}
+	if c, err := net.Dial("tcp", p.Addr()); err == nil {
+		c.Close()
+		t.Error("a proxy that is cut accepts connections")
+	}
+	p.Heal()
+	last := dial()
+	if err := read(last, time.Minute); err != nil {
+		t.Error(err)
+	}
+	p.Drop()
+	if err := read(last, time.Minute); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("dropped: %v", err)
+	}
+	if n := p.Conns(); n != 3 {
+		t.Errorf("%d connections were made, want 3", n)
+	}
 }

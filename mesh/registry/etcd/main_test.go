@@ -1,0 +1,54 @@
+package etcd_test
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/warren-mesh/warren/mesh/registry/etcd"
+	"github.com/warren-mesh/warren/mesh/registry/etcd/etcdtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// each runs a test against the newest and the oldest version.
+func each(t *testing.T, f func(*testing.T, etcdtest.Options)) {
+	t.Run("3.7", func(t *testing.T) { f(t, etcdtest.Options{}) })
+	t.Run("installed", func(t *testing.T) { f(t, etcdtest.Options{Program: etcdtest.Installed(t, "etcd")}) })
+}
+
+// short is a timeout for tests that have to wait for it.
+const short = time.Second
+
+// patience is how long anything may take on a busy machine.
+const patience = time.Minute
+
+func open(t testing.TB, cfg etcd.Config) *etcd.Registry {
+	t.Helper()
+	if cfg.Prefix == "" {
+		cfg.Prefix = "/" + strings.NewReplacer("/", "-", "#", "-").Replace(t.Name()) + "/"
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = short
+	}
+	if cfg.Logger == nil && testing.Verbose() {
+		cfg.Logger = slog.New(slog.NewTextHandler(writer{t}, nil))
+	}
+	r, err := etcd.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// writer logs to a test.
+type writer struct{ t testing.TB }
+
+func (w writer) Write(p []byte) (int, error) {
+	w.t.Logf("%s", p)
+	return len(p), nil
+}
