@@ -44,6 +44,7 @@ func rules() []rule {
 		{of: []string{"mesh/record"}, only: append(values, "mesh/registry"), why: "a record is a value"},
 		{of: []string{"mesh/view"}, only: append(values, "mesh/registry", "mesh/record"), why: "a view is a value"},
 		{of: []string{"mesh/identity/..."}, not: slices.Concat(drivers, stores, []string{"datapath", "mesh", "mesh/view", "mesh/internal/...", "roles/..."}), why: "whom to believe does not depend on the mesh"},
+		{of: []string{"mesh/internal/resolve"}, only: []string{}, from: []string{"github.com/miekg/dns", "github.com/cenkalti/backoff/v5", "golang.org/x/net", "golang.org/x/sys"}, why: "a name is looked up for whoever asks"},
 		{of: []string{"mesh/internal/core"}, not: slices.Concat(drivers, stores, []string{"mesh", "mesh/watch", "mesh/internal/state"}), why: "deciding knows no driver, no store and no loop"},
 		{of: []string{"mesh", "mesh/internal/..."}, not: slices.Concat(drivers, stores, []string{"roles/...", "mesh/meshtest", "mesh/control/..."}), why: "the embedder chooses driver and store"},
 		{of: []string{"roles"}, not: slices.Concat(drivers, stores), why: "the embedder chooses driver and store"},
