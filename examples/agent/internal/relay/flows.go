@@ -53,9 +53,12 @@ type Flows[K comparable] struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
+	buffers sync.Pool // of *[]byte, to read into
+
 	mu    sync.Mutex
 	flows map[K]*flow[K]
 	order list.List // of *flow[K]; the one used last in front
+	live  int       // flows whose goroutines have not ended yet, those removed included
 }
 
 type flow[K comparable] struct {
@@ -71,6 +74,7 @@ type flow[K comparable] struct {
 // NewFlows returns Flows that end with ctx. Close waits for them.
 func NewFlows[K comparable](ctx context.Context, c FlowConfig[K]) *Flows[K] {
 	f := &Flows[K]{c: c, flows: make(map[K]*flow[K])}
+	f.buffers.New = func() any { b := make([]byte, c.Room+MaxDatagram); return &b }
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	return f
 }
@@ -100,6 +104,10 @@ func (f *Flows[K]) Send(k K, b []byte) {
 	}
 	x := f.flows[k]
 	if x == nil {
+		if f.live >= 2*f.c.Max+16 { // whoever makes flows faster than they end has to wait
+			return
+		}
+		f.live++
 		if f.order.Len() >= f.c.Max {
 			f.remove(f.order.Back().Value.(*flow[K]))
 		}
@@ -135,6 +143,7 @@ func (f *Flows[K]) run(x *flow[K]) {
 	defer func() {
 		f.mu.Lock()
 		f.remove(x)
+		f.live--
 		f.mu.Unlock()
 	}()
 	defer Recover(f.c.Logger)
@@ -169,7 +178,9 @@ func (f *Flows[K]) run(x *flow[K]) {
 }
 
 func (f *Flows[K]) read(x *flow[K], c net.Conn) {
-	buf := make([]byte, f.c.Room+MaxDatagram)
+	pooled := f.buffers.Get().(*[]byte)
+	defer f.buffers.Put(pooled)
+	buf := *pooled
 	failed := 0
 	f.mu.Lock()
 	x.used = time.Now() // the dial is not idleness

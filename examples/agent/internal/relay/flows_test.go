@@ -229,6 +229,33 @@ func TestEviction(t *testing.T) {
 	})
 }
 
+// TestChurn has flows made faster than they end.
+func TestChurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := config(4, time.Minute)
+		dials := 0
+		var mu sync.Mutex
+		c.Dial = func(ctx context.Context, k int) (net.Conn, error) {
+			mu.Lock()
+			dials++
+			mu.Unlock()
+			time.Sleep(time.Minute) // whatever ctx says
+			return nil, ctx.Err()
+		}
+		f := relay.NewFlows(t.Context(), c)
+		defer f.Close()
+		for k := range 10000 {
+			f.Send(k, []byte("x"))
+		}
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if dials > 2*4+16 || f.Len() > 4 {
+			t.Errorf("%d dials are under way for %d flows", dials, f.Len())
+		}
+	})
+}
+
 // TestBiggest sends what fits into a datagram, and nothing at all, over real sockets.
 func TestBiggest(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")

@@ -36,8 +36,9 @@ type Server struct {
 	// "not allowed by ruleset".
 	Dialer Dialer
 
-	// Lookup returns the addresses of a name, in the order in which they are to be tried. It is not
-	// asked for literal addresses. nil: names are refused.
+	// Lookup returns the addresses of a name, in the order in which they are to be tried; as UDP has no
+	// answer to wait for, there the first counts that can be reached at all. It is not asked for literal
+	// addresses. nil: names are refused.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
 	// Auth returns whether a user may use the server. It may be called from several goroutines at once.
