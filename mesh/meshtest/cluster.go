@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -34,7 +36,8 @@ type Options struct {
 	Datapath func(n *Node) (datapath.Datapath, error)
 	// Registry is what a node is given. nil: a handle of its own on one store in memory.
 	Registry func(n *Node) registry.Registry
-	// Configure has the last word on a node's Config. It is called once for each node. nil: nobody has.
+	// Configure has the last word on a node's Config. It is called once for each node. Where it sets a
+	// StateDir, the node's Key is put there. nil: nobody has.
 	Configure func(n *Node, c *mesh.Config)
 }
 
@@ -66,6 +69,7 @@ type Node struct {
 	cluster   *Cluster
 	announced map[string][]prefixes.Announcement
 	left      bool
+	kept      key.Private // its key, where Config has none
 	publicOf  key.Private // whose public key publicKey is
 	publicKey key.Public
 
@@ -120,6 +124,12 @@ func New(tb testing.TB, o Options) *Cluster {
 		}
 		if o.Configure != nil {
 			o.Configure(n, &n.Config)
+		}
+		if dir := n.Config.StateDir; dir != "" && !n.Config.Key.IsZero() {
+			n.kept, n.Config.Key = n.Config.Key, key.Private{}
+			if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "key"), []byte(n.kept.Base64()+"\n"), 0o600)); err != nil {
+				tb.Fatal(err)
+			}
 		}
 		c.Nodes = append(c.Nodes, n)
 	}

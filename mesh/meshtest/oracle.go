@@ -120,7 +120,7 @@ type self struct {
 
 func (n *Node) self(host datapath.Host) self {
 	c := n.Config
-	s := self{id: c.Node, key: c.Key, accept: c.Accept, host: host}
+	s := self{id: c.Node, key: n.private(), accept: c.Accept, host: host}
 	if s.key.IsZero() {
 		panic("meshtest: a node's Config has no Key")
 	}
@@ -277,10 +277,17 @@ func (c *Cluster) name(k key.Public) string {
 
 // public returns the key that others know n by, which is slow to compute.
 func (n *Node) public() key.Public {
-	if n.publicOf != n.Config.Key {
-		n.publicOf, n.publicKey = n.Config.Key, n.Config.Key.Public()
+	if k := n.private(); n.publicOf != k {
+		n.publicOf, n.publicKey = k, k.Public()
 	}
 	return n.publicKey
+}
+
+func (n *Node) private() key.Private {
+	if n.Config.Key.IsZero() {
+		return n.kept
+	}
+	return n.Config.Key
 }
 
 // compare says how have differs from want, but for endpoints and what want leaves to the device.
