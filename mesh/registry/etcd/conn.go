@@ -57,6 +57,7 @@ func dial(s *settings, endpoints []string) (*conn, error) {
 			Backoff:           backoff.Config{BaseDelay: s.timeout / 5, Multiplier: 1.6, Jitter: 0.2, MaxDelay: s.timeout * 3 / 5},
 			MinConnectTimeout: s.timeout * 2 / 5,
 		}),
+		grpc.WithChainUnaryInterceptor(failFast),
 	}
 	scheme := "http://"
 	if s.https {
@@ -79,6 +80,12 @@ func dial(s *settings, endpoints []string) (*conn, error) {
 		return nil, err
 	}
 	return &conn{set: s, client: client, watch: pb.NewWatchClient(client.ActiveConnection()), turn: make(chan struct{}, 1)}, nil
+}
+
+// failFast has a call fail with the reason when no member can be connected to, where the client would
+// have it wait until its context ends.
+func failFast(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return invoke(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.WaitForReady(false))...)
 }
 
 // broken reports whether no member could be connected to. gRPC would go on trying, with delays of its own.
