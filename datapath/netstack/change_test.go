@@ -25,9 +25,14 @@ type stream struct {
 	count atomic.Int64
 }
 
-// newStream sends from a node to an address that others serve, one after the other. It returns once
-// the first datagram has come.
+// newStream sends a datagram a millisecond from a node to an address that others serve, one after the
+// other. It returns once the first has come.
 func newStream(t *testing.T, from *node, to string, at ...*node) *stream {
+	t.Helper()
+	return newStreamEvery(t, time.Millisecond, from, to, at...)
+}
+
+func newStreamEvery(t *testing.T, interval time.Duration, from *node, to string, at ...*node) *stream {
 	t.Helper()
 	s := &stream{t: t, stop: make(chan struct{}), sent: make(chan int, 1)}
 	for _, n := range at {
@@ -55,12 +60,12 @@ func newStream(t *testing.T, from *node, to string, at ...*node) *stream {
 	go func() {
 		defer c.Close()
 		start := time.Now()
-		tick := time.NewTicker(time.Millisecond)
+		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		b := make([]byte, 64)
 		n := 0
 		for {
-			for ; n <= int(time.Since(start)/time.Millisecond); n++ {
+			for ; n <= int(time.Since(start)/interval); n++ {
 				binary.BigEndian.PutUint64(b, uint64(n))
 				if _, err := c.Write(b); err != nil {
 					t.Errorf("sending datagram %d: %v", n, err)
@@ -198,7 +203,9 @@ func TestPrefixMoves(t *testing.T) {
 	same()
 }
 
-// TestServiceMoves moves the prefix a stream goes to from one node to another, new to the sender.
+// TestServiceMoves moves the prefix a stream goes to from one node to another, new to the sender. Until the
+// first handshake WireGuard keeps the newest 128 packets for a peer (QueueStagedSize), so the stream is one
+// of which these are more than a second.
 func TestServiceMoves(t *testing.T) {
 	a, b := pair(t)
 	b.want.Local = set("10.50.0.0/16")
@@ -207,7 +214,7 @@ func TestServiceMoves(t *testing.T) {
 	c := newNode(t, "c", netstack.Options{}, "10.0.0.3")
 	c.peer(a)
 	c.apply(datapath.AddLocal{Prefixes: b.want.Local})
-	s := newStream(t, a, "10.50.1.1:7", b, c)
+	s := newStreamEvery(t, 10*time.Millisecond, a, "10.50.1.1:7", b, c)
 	same := sameHandshake(t, a, b)
 	time.Sleep(100 * time.Millisecond)
 	for i := range 10 {

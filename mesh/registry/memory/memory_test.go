@@ -239,7 +239,9 @@ func TestCompact(t *testing.T) {
 
 func TestRestore(t *testing.T) {
 	bubble(t, func(t *testing.T, r *memory.Registry, seen func() []string) {
+		want(t, seen(), "rev=0 reset")
 		put(t, r, 1, "a")
+		want(t, seen(), "rev=1 n1=a")
 		if err := r.Put(t.Context(), registry.Entry{ID: "trust/ca"}); err != nil {
 			t.Fatal(err)
 		}
@@ -248,8 +250,9 @@ func TestRestore(t *testing.T) {
 			t.Fatalf("snapshot %+v", snap)
 		}
 		put(t, r, 1, "b")
+		want(t, seen(), "rev=3 n1=b")
 		put(t, r, 2, "b")
-		want(t, seen(), "rev=4 reset n1=b n2=b")
+		want(t, seen(), "rev=4 n2=b")
 		r.Restore(snap)
 		want(t, seen(), "rev=2 reset n1=a")
 		put(t, r, 3, "c")
@@ -277,6 +280,7 @@ func TestFaults(t *testing.T) {
 			}
 		}
 		put(t, r.Handle(), 1, "a") // another handle
+		want(t, seen(), "rev=1 n1=a")
 		put(t, r, 1, "b")
 		want(t, seen(), "rev=2 n1=b")
 
