@@ -18,8 +18,22 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"agent": main})
+	testscript.Main(tests{m}, map[string]func(){"agent": main})
 }
+
+type tests struct{ *testing.M }
+
+func (m tests) Run() int {
+	defer func() {
+		for _, f := range atEnd {
+			f()
+		}
+	}()
+	return m.M.Run()
+}
+
+// atEnd is done when all tests are.
+var atEnd []func()
 
 // patient is how long something may take that a test waits for: much longer than it takes, for a busy
 // machine.

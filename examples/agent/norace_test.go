@@ -1,0 +1,5 @@
+//go:build !race
+
+package main
+
+const big = 100 << 20
