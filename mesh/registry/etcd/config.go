@@ -24,8 +24,8 @@ const DefaultTimeout = 5 * time.Second
 const minTimeout = 100 * time.Millisecond
 
 // Config says which etcd, and who asks. Formatted or marshalled in whatever way, a Config is what String
-// returns, without the password. (Package fmt asks a value nested in an unexported field of another
-// struct for nothing; do not print such a one.)
+// returns, without the password. (Package fmt does not ask a value how it
+// prints under %p, nor one in an unexported field of another struct: do not print these.)
 type Config struct {
 	// Endpoints are the members of one cluster, as "http://host:port" or "https://host:port". A plain
 	// "host:port" is https where TLS has anything set, else http. At least one, and all the same scheme.

@@ -191,6 +191,9 @@ func (h handshaker) ClientHandshake(ctx context.Context, authority string, raw n
 	if err != nil {
 		return nil, nil, err
 	}
+	if cfg.ServerName != "" {
+		authority = cfg.ServerName // gRPC prefers the authority, which is the endpoint
+	}
 	return credentials.NewTLS(cfg).ClientHandshake(ctx, authority, raw)
 }
 

@@ -23,7 +23,7 @@
 //   - A server that is silent, whatever state its connections are in, is an error at most T after its
 //     last sign of life: a running watch asks for one every T/2. What is lost and found again within T
 //     is no error.
-//   - A lost connection is tried again after a random time of up to 0.6 T, further ones after up to
+//   - A lost connection is tried again after a random time of up to 0.6 T, and then of 0.4 T to
 //     0.8 T: however many watchers lost it at once, they do not come back at once. Recovery takes at
 //     most T, not counting a re-list.
 //   - A server that answers with errors is asked again after a random time of up to 0.6 T, doubling to

@@ -60,11 +60,16 @@ func window(kind error, n int, timeout time.Duration) time.Duration {
 
 // delay returns how long to wait after a failure of an attempt that took so long. The delay is anywhere
 // in the window, from nothing on, after the first failure too: all who lost the same server at once come
-// back spread over it. What an attempt took counts as waited, where nobody answered.
+// back spread over it. Where the window does not grow, further delays are in its second half, so that
+// who waits for a server asks less often. What an attempt took counts as waited, where nobody answered.
 func (p *pacer) delay(kind error, took time.Duration) time.Duration {
 	t := p.of(kind)
 	t.failures++
-	d := time.Duration(p.random() * float64(window(kind, t.failures, p.timeout)))
+	most, least := window(kind, t.failures, p.timeout), time.Duration(0)
+	if t.failures > 1 && kind != ErrServer && kind != ErrUnauthorised {
+		least = most / 2
+	}
+	d := least + time.Duration(p.random()*float64(most-least))
 	if kind == ErrTimeout || kind == ErrUnreachable {
 		d = max(0, d-took)
 	}
