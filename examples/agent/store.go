@@ -137,7 +137,7 @@ type guard struct {
 
 // verify marks the registry, or finds it marked.
 func (g *guard) verify(ctx context.Context) error {
-	is, ok, err := g.Swap(ctx, registry.ID(markKind, markName), nil, []byte(g.mesh))
+	is, ok, err := g.store.Swap(ctx, registry.ID(markKind, markName), nil, []byte(g.mesh))
 	switch {
 	case err != nil:
 		return err
@@ -178,6 +178,14 @@ func (g *guard) Delete(ctx context.Context, id string) error {
 		return err
 	}
 	return g.store.Delete(ctx, id)
+}
+
+// Swap implements registry.Swapper.
+func (g *guard) Swap(ctx context.Context, id string, old, new []byte) ([]byte, bool, error) {
+	if err := g.sure(ctx); err != nil {
+		return nil, false, err
+	}
+	return g.store.Swap(ctx, id, old, new)
 }
 
 // Watch implements registry.Registry. With each Reset, before which anything may have become of the
