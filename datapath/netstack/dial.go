@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 	"syscall"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -153,15 +154,23 @@ func (n *Net) dialTCP(ctx context.Context, network string, to netip.AddrPort) (n
 	defer wq.EventUnregister(&entry)
 	terr = ep.Connect(fullAddr(to))
 	if _, started := terr.(*tcpip.ErrConnectStarted); started {
-		select {
-		case <-ready:
-			terr = ep.LastError()
-		case <-ctx.Done():
-			ep.Abort()
-			return nil, n.noAnswer(ctx, to.Addr())
-		case <-n.done:
-			ep.Abort()
-			return nil, errClosed
+		nudge := time.NewTicker(nudgeAfter)
+		defer nudge.Stop()
+	waiting:
+		for {
+			select {
+			case <-ready:
+				terr = ep.LastError()
+				break waiting
+			case <-nudge.C:
+				n.nudge(to.Addr())
+			case <-ctx.Done():
+				ep.Abort()
+				return nil, n.noAnswer(ctx, to.Addr())
+			case <-n.done:
+				ep.Abort()
+				return nil, errClosed
+			}
 		}
 	}
 	if terr != nil {

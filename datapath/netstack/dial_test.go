@@ -289,3 +289,28 @@ func TestDeadlines(t *testing.T) {
 		t.Errorf("closing twice: %v", err)
 	}
 }
+
+// TestDialMendsTheSession dials a peer that lost the session, and so answers nothing. WireGuard itself
+// would begin another after 15 s.
+func TestDialMendsTheSession(t *testing.T) {
+	a, b := pair(t)
+	l, err := b.Listen("tcp", "10.0.0.2:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go echoTCP(l)
+	c, err := a.DialContext(within(t, timeout), "tcp", "10.0.0.2:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask(t, c, "hello")
+	c.Close()
+	b.apply(datapath.RemovePeer{Key: a.public(), Prefixes: a.want.Addrs})
+	b.apply(datapath.PutPeer{Key: a.public(), Peer: datapath.Peer{Prefixes: a.want.Addrs}}) // it cannot call a
+	if c, err = a.DialContext(within(t, 12*time.Second), "tcp", "10.0.0.2:80"); err != nil {
+		t.Fatal(err)
+	}
+	ask(t, c, "hello")
+	c.Close()
+}

@@ -172,6 +172,22 @@ func initiate(w *wireguard, k key.Public, anew bool) {
 	_ = p.SendHandshakeInitiation(false) // wireguard-go logs why it could not
 }
 
+// nudgeAfter is how long a dial waits for an answer before the session is taken for one that works in one
+// direction only, as two handshakes that crossed on busy hosts leave it.
+const nudgeAfter = 2 * time.Second
+
+// nudge begins another handshake with the peer that dst is sent to, beside the session there is. WireGuard
+// would do so after 15 s without an answer, and allows one in 5 s (REKEY_TIMEOUT).
+func (n *Net) nudge(dst netip.Addr) {
+	n.mu.Lock()
+	w, t := n.wg, n.link.table.Load()
+	k, ok := t.peers.Lookup(dst)
+	n.mu.Unlock()
+	if ok && w != nil {
+		initiate(w, k, false)
+	}
+}
+
 // greetDue carries out the greetings that are due.
 func (n *Net) greetDue(now time.Time) {
 	type due struct {

@@ -14,8 +14,8 @@ type Endpoint struct {
 	// final dot. Its last label has a letter and does not look like a hexadecimal number, so that no one
 	// takes it for an IPv4 address, or a mistyped address for a name.
 	//
-	// Records keep host names, but a mesh does not look them up yet: it passes over an endpoint with one.
-	// A node that has no other has the condition endpoint-unusable.
+	// Whoever reads the record looks the name up, with its own name servers and hosts file, in the
+	// background, again by the answer's TTL, and again when its addresses do not answer.
 	Host string
 
 	// Addr is an IP address that is neither unspecified nor multicast nor the IPv4 broadcast address. An
