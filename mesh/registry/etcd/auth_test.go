@@ -53,6 +53,7 @@ func TestUnauthorised(t *testing.T) {
 			"no permission":  {Endpoints: c.Endpoints(), Prefix: "/others", Username: "agent", Password: hush},
 		} {
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				cfg.Timeout = short / 2
 				p := c.Proxy(0)
 				cfg.Endpoints = []string{p.Addr()}

@@ -72,7 +72,7 @@ type watcher struct {
 	page int64 // how many entries to list at a time
 	at   position
 
-	lost  time.Time // when what was well was last known to be; zero: it is, or never was
+	well  time.Time // when all was last known to be well; zero: never
 	since time.Time // since when the stream of this attempt has been established; zero: it is not
 }
 
@@ -107,9 +107,9 @@ func (w *watcher) follow(ctx context.Context) {
 		if !w.since.IsZero() {
 			w.pace.ran(now.Sub(w.since))
 			took = 0
-			w.lost = now
+			w.well = now
 			if kind == ErrTimeout {
-				w.lost = now.Add(-set.timeout)
+				w.well = now.Add(-set.timeout)
 			}
 		}
 		w.tell(set, kind, err, now)
@@ -129,8 +129,8 @@ func (w *watcher) tell(set *settings, kind, err error, now time.Time) {
 		return
 	}
 	due := now
-	if !w.lost.IsZero() && kind != ErrUnauthorised {
-		due = w.lost.Add(set.timeout)
+	if !w.well.IsZero() && kind != ErrUnauthorised {
+		due = w.well.Add(set.timeout)
 	}
 	err = set.at("watch "+w.kind, err)
 	w.view.fail(err, due)
@@ -139,7 +139,8 @@ func (w *watcher) tell(set *settings, kind, err error, now time.Time) {
 
 // established notes that all is well.
 func (w *watcher) established(set *settings) {
-	w.since, w.lost = time.Now(), time.Time{}
+	w.since = time.Now()
+	w.well = w.since
 	w.view.recovered(w.since)
 	if w.pace.recovered() {
 		set.log.Info("watching goes on", "kind", w.kind, "at", set.urls())
@@ -194,6 +195,7 @@ func (w *watcher) attempt(ctx context.Context, c *conn) error {
 			if err := w.list(ctx, c); err != nil {
 				return err
 			}
+			w.well = time.Now()
 		}
 		w.since = time.Time{}
 		err := w.stream(ctx, c)

@@ -154,7 +154,7 @@ func TestProxy(t *testing.T) {
 	if err := read(last, time.Minute); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("dropped: %v", err)
 	}
-	if n := p.Conns(); n != 3 {
+	if n := len(p.Conns()); n != 3 {
 		t.Errorf("%d connections were made, want 3", n)
 	}
 }

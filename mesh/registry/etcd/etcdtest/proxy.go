@@ -2,9 +2,11 @@ package etcdtest
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Proxy passes TCP connections on to a server, until it is told not to. It begins healthy.
@@ -18,8 +20,7 @@ type Proxy struct {
 	silent  bool
 	changed chan struct{} // closed when what is above changes
 	conns   map[net.Conn]struct{}
-	made    int
-	closed  bool
+	made    []time.Time
 	wg      sync.WaitGroup
 }
 
@@ -34,9 +35,6 @@ func NewProxy(t testing.TB, endpoint string) *Proxy {
 	p := &Proxy{t: t, target: target, addr: freePorts(t, 1)[0], changed: make(chan struct{}), conns: make(map[net.Conn]struct{})}
 	p.Heal()
 	t.Cleanup(func() {
-		p.mu.Lock()
-		p.closed = true
-		p.mu.Unlock()
 		p.Cut()
 		p.wg.Wait()
 	})
@@ -52,11 +50,11 @@ func (c *Cluster) Proxy(i int) *Proxy {
 // Addr returns "host:port".
 func (p *Proxy) Addr() string { return p.addr }
 
-// Conns is how many connections were made so far.
-func (p *Proxy) Conns() int {
+// Conns returns when each of the connections so far was made.
+func (p *Proxy) Conns() []time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.made
+	return slices.Clone(p.made)
 }
 
 // Silence has the proxy pass on nothing, as a network that drops packets: connections stay, new ones are
@@ -129,7 +127,7 @@ func (p *Proxy) accept(l net.Listener) {
 func (p *Proxy) serve(c net.Conn, l net.Listener) {
 	defer c.Close()
 	p.mu.Lock()
-	p.made++
+	p.made = append(p.made, time.Now())
 	if p.listen != l { // cut meanwhile
 		p.mu.Unlock()
 		return
@@ -137,7 +135,7 @@ func (p *Proxy) serve(c net.Conn, l net.Listener) {
 	p.conns[c] = struct{}{}
 	p.mu.Unlock()
 	defer p.forget(c)
-	if !p.pass(c) {
+	if !p.pass() {
 		return
 	}
 	s, err := net.Dial("tcp", p.target)
@@ -176,7 +174,7 @@ func (p *Proxy) copy(dst, src net.Conn) {
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
-			if !p.pass(src) {
+			if !p.pass() {
 				return
 			}
 			if _, err := dst.Write(buf[:n]); err != nil {
@@ -185,14 +183,14 @@ func (p *Proxy) copy(dst, src net.Conn) {
 		}
 		if err != nil {
 			// The end of a connection is a packet too.
-			p.pass(src)
+			p.pass()
 			return
 		}
 	}
 }
 
 // pass waits until there is no silence. It returns false where there is no use in going on.
-func (p *Proxy) pass(net.Conn) bool {
+func (p *Proxy) pass() bool {
 	for {
 		p.mu.Lock()
 		silent, cut, changed := p.silent, p.listen == nil, p.changed
