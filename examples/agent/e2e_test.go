@@ -149,7 +149,7 @@ func TestMesh(t *testing.T) {
 	})
 
 	t.Run("compacted", func(t *testing.T) {
-		dora := newProc(t, "dora", etcd.URL()+quick).start()
+		dora := newProc(t, "dora", etcd.URL()+quick, "--endpoint", "localhost").start() // a name, which the others look up
 		for _, p := range all {
 			p.until("aware of dora", func(s control.Status) bool { return slices.Contains(peers(s), "dora") })
 		}
@@ -396,6 +396,16 @@ func TestTwoMeshes(t *testing.T) {
 	for _, p := range []*proc{anna, bert} {
 		p.until("alone", func(s control.Status) bool { return published(s) && len(s.Peers) == 0 })
 	}
+	// A registry that hangs keeps nobody from stopping.
+	silent := etcd.Proxy(0)
+	silent.Silence()
+	dora := newProc(t, "dora", "etcd://"+silent.Addr(), "--mesh", "red").start()
+	dora.saying("msg=running")
+	start := time.Now()
+	if code := dora.stop(); code != exitOK || time.Since(start) > patience+5*time.Second {
+		t.Errorf("dora ended with %d after %v", code, time.Since(start))
+	}
+
 	proxy := etcd.Proxy(0)
 	proxy.Cut()
 	cora := newProc(t, "cora", "etcd://"+proxy.Addr()+"/warren/blue?timeout=1s", "--mesh", "red").start()

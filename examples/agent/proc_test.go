@@ -28,7 +28,10 @@ import (
 )
 
 // nobody is whom agents run as where the tests run as root.
-const nobody = 65534
+const (
+	nobody     = 65534
+	nobodyText = "65534"
+)
 
 // program returns a path of the agent that every user may run: the test binary, which is the agent where
 // it is called so.
@@ -121,7 +124,10 @@ func newProc(t *testing.T, name, registry string, args ...string) *proc {
 	dir := folder(t)
 	p := &proc{t: t, name: name, state: filepath.Join(dir, "state"), web: strings.TrimPrefix(web.URL, "http://"), sink: newSink(t)}
 	p.control = control.Client{Path: filepath.Join(p.state, "agent.sock")}
-	p.args = append([]string{"run", "--state", p.state, "--node", name, "--registry", registry, "--endpoint", "127.0.0.1",
+	if !slices.Contains(args, "--endpoint") {
+		args = append(args, "--endpoint", "127.0.0.1")
+	}
+	p.args = append([]string{"run", "--state", p.state, "--node", name, "--registry", registry,
 		"--socks5", "127.0.0.1:0", "--expose", "80=" + p.web, "--expose", "7/udp=" + p.sink.addr.String()}, args...)
 	t.Cleanup(func() {
 		p.signal(syscall.SIGKILL)
