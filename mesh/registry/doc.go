@@ -4,8 +4,8 @@
 // A registry knows nothing of what it keeps. An ID is "kind/name"; a mesh watches the kind [KindNode],
 // and signed trust, which is planned, will watch the kind [KindTrust]. What the bytes mean, and whether
 // they are to be believed, is decided above, so that any store that can list and watch will do: the
-// in-process one in registry/memory, or an embedder's own, which proves itself with
-// registry/registrytest. One on etcd is planned.
+// in-process one in registry/memory, the one in registry/etcd, or an embedder's own, which proves itself
+// with registry/registrytest.
 //
 // A watcher never sees a history. It sees what is there, as one complete batch, and then what changed,
 // merged as far as it was too slow to take single changes. Whenever changes may have been missed, a

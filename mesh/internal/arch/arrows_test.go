@@ -189,6 +189,7 @@ func TestImpureIsSeen(t *testing.T) {
 // heavy are modules that only those who import the package that needs them may get.
 var heavy = map[string][]string{ // name -> module paths, as prefixes
 	"etcd":       {"go.etcd.io"},
+	"server":     {"go.etcd.io/etcd/server", "go.etcd.io/raft", "go.etcd.io/bbolt"}, // etcd's, which only tests may have
 	"gRPC":       {"google.golang.org/grpc"},
 	"protobuf":   {"google.golang.org/protobuf", "github.com/golang/protobuf", "github.com/gogo/protobuf"},
 	"Kubernetes": {"k8s.io", "sigs.k8s.io"},
@@ -224,6 +225,8 @@ func TestWeightIsOptIn(t *testing.T) {
 		{[]string{"mesh", "datapath/memory", "mesh/registry/memory"}, nil},
 		{[]string{"mesh", "datapath/netstack", "mesh/registry/memory"}, []string{"WireGuard", "gVisor"}},
 		{[]string{"examples/quickstart"}, []string{"WireGuard", "gVisor"}},
+		{[]string{"mesh/registry/registrytest"}, nil},
+		{[]string{"mesh", "mesh/registry/etcd"}, []string{"etcd", "gRPC", "protobuf"}},
 	} {
 		for _, n := range test.program {
 			if _, ok := ps[module+"/"+n]; !ok {
@@ -238,18 +241,30 @@ func TestWeightIsOptIn(t *testing.T) {
 
 // Of each heavy module, few packages may bring it in.
 func TestWhoBringsWeightIn(t *testing.T) {
+	ps := load(t)
 	allowed := map[string][]string{
+		"etcd":      {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
+		"gRPC":      {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
+		"protobuf":  {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
+		"server":    {"mesh/registry/etcd/etcdtest"},
 		"gVisor":    {"datapath/netstack", "datapath/auto", "examples/...", "roles/*"},
 		"WireGuard": {"datapath/netstack", "datapath/tun", "datapath/auto", "examples/...", "roles/*"},
 	}
-	for n, p := range load(t) {
+	brought := make(map[string]bool)
+	for _, p := range ps {
 		if !p.ours() {
 			continue
 		}
-		for _, what := range linked(map[string]pkg{n: p}, p.short()) {
+		for _, what := range linked(ps, p.short()) {
+			brought[what] = true
 			if of, ok := allowed[what]; ok && !matches(p.short(), of...) {
 				t.Errorf("%s links %s", p.short(), what)
 			}
+		}
+	}
+	for what := range allowed {
+		if !brought[what] {
+			t.Errorf("nobody links %s: does this test look at anything?", what)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func TestServerLosesAll(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	p := c.Proxy(0)
 	const n = 200
-	const timeout = 10 * time.Second // so that what a busy machine holds up for a moment is no herd
+	const timeout = 20 * time.Second // so that what a busy machine holds up for a moment is no herd
 	var fs []*follower
 	var r *etcd.Registry
 	for range n {

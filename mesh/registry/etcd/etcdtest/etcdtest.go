@@ -48,16 +48,16 @@ const (
 // patience is how long anything may take that a cluster needs to do.
 const patience = time.Minute
 
-// Installed returns the path of the program called name. Where there is none, the test is skipped, or
-// with CI=true, fails.
-func Installed(t testing.TB, name string) string {
+// Installed returns the path of the etcd that the named package of the system installs: "etcd-server" on
+// Debian, where it is of version 3.4. Where there is none, the test is skipped, or with CI=true, fails.
+func Installed(t testing.TB, from string) string {
 	t.Helper()
-	path, err := exec.LookPath(name)
+	path, err := exec.LookPath("etcd")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
-			t.Fatalf("needs %s (on Debian in package etcd-server): %v", name, err)
+			t.Fatalf("needs etcd, on Debian from the package %s: %v", from, err)
 		}
-		t.Skipf("needs %s (on Debian in package etcd-server): %v", name, err)
+		t.Skipf("needs etcd, on Debian from the package %s: %v", from, err)
 	}
 	return path
 }

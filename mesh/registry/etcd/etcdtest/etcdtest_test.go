@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // each runs a test against both versions.
 func each(t *testing.T, f func(*testing.T, etcdtest.Options)) {
 	t.Run("3.7", func(t *testing.T) { f(t, etcdtest.Options{}) })
-	t.Run("installed", func(t *testing.T) { f(t, etcdtest.Options{Program: etcdtest.Installed(t, "etcd")}) })
+	t.Run("installed", func(t *testing.T) { f(t, etcdtest.Options{Program: etcdtest.Installed(t, "etcd-server")}) })
 }
 
 func TestCluster(t *testing.T) {
