@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/mesh/registry/etcd/etcdtest"
@@ -180,7 +181,18 @@ func TestMesh(t *testing.T) {
 
 	t.Run("restored", func(t *testing.T) {
 		etcd.Restore(backup)
-		time.Sleep(time.Second) // so that nobody is looked at before
+		records := func() int {
+			resp, err := etcd.Client().Get(t.Context(), "/warren/warren/node/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+			if err != nil {
+				return 0
+			}
+			return int(resp.Count)
+		}
+		for end := time.Now().Add(patient); records() != len(all); time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("etcd has %d records", records())
+			}
+		}
 		whole()
 		reachAll(t, all...)
 	})

@@ -70,6 +70,8 @@ func newRoot() *cobra.Command {
 		}
 		return &usageError{err}
 	})
+	// Flags with long lines of help stay in shape on a terminal.
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 110 "))
 	root.AddCommand(newRun(), newStatus(), newPing(), newFetch(), newLeave(), newForget(), newConfig(), newVersion(),
 		&cobra.Command{Use: "settings", Short: "What an agent can be told, and how", Long: settingsHelp()},
 		&cobra.Command{Use: "exit-codes", Short: "What the exit status of a command means", Long: exitCodes},

@@ -32,7 +32,10 @@ the state folder, which one process at a time has.
 SIGTERM and Ctrl-C end it, the node keeps its place in the mesh, and is back with the next run; a second
 one does not wait for anything. "agent leave" takes the node out of the mesh. While the registry is away
 the agent goes on with the nodes it knows, at a start with those it knew last. At SIGHUP it reads its
-configuration again: see "agent help settings".`,
+configuration again.
+
+Each flag is a variable of the environment as well (WARREN_LOG_LEVEL), and a key of the YAML file that
+--config names (log-level): see "agent help settings".`,
 		Example: `  agent run --registry etcd://192.0.2.1:2379
   agent run --registry memory --state /tmp/warren       # alone, to try it
   agent run --config agent.yaml --print-config`,
