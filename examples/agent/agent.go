@@ -123,8 +123,8 @@ func (a *agent) close() error {
 }
 
 // run runs the agent until ctx ends or the node leaves the mesh, which both are nil.
-func (a *agent) run(ctx context.Context) error {
-	ctx, stop := context.WithCancelCause(ctx)
+func (a *agent) run(asked context.Context) error {
+	ctx, stop := context.WithCancelCause(asked)
 	defer stop(nil)
 	a.store.foreign = func(err error) { stop(err) }
 
@@ -159,7 +159,7 @@ func (a *agent) run(ctx context.Context) error {
 	case errors.Is(err, mesh.ErrLeft):
 		a.log.Info("left the mesh", "node", a.cfg.Node)
 		return nil
-	case errors.Is(err, errStopped), errors.Is(err, context.Canceled):
+	case errors.Is(err, errStopped), asked.Err() != nil && err == context.Cause(asked):
 		a.log.Info("stopped; the node's record stays, and so does its place in the mesh", "node", a.cfg.Node)
 		return nil
 	default:
