@@ -107,7 +107,7 @@ func (w *watcher) read(ctx context.Context, c *conn) error {
 				w.ignore(c.set, at.ignored, kv, why)
 				continue
 			}
-			items[id] = item{append([]byte{}, kv.Value...), kv.ModRevision}
+			items[id] = item{owned(kv.Value), kv.ModRevision}
 		}
 		if size < smallPage && time.Since(began) < c.set.timeout/4 {
 			w.page = min(2*w.page, mostPage)
@@ -134,6 +134,14 @@ func idOf(set *settings, kv *mvccpb.KeyValue) (id, why string) {
 		return "", fmt.Sprintf("it has %d bytes, at most %d are allowed", len(kv.Value), registry.MaxData)
 	}
 	return id, ""
+}
+
+// owned returns data that was decoded for us alone, and never nil.
+func owned(data []byte) []byte {
+	if data == nil {
+		return []byte{}
+	}
+	return data
 }
 
 // ignore notes a key that is none of ours, and logs it unless it was seen at the last look.
@@ -321,7 +329,7 @@ func (w *watcher) apply(set *settings, events []*mvccpb.Event) {
 		default:
 			delete()
 		}
-		changes = append(changes, change{id, e.Kv.Value, e.Kv.ModRevision, deleted})
+		changes = append(changes, change{id, owned(e.Kv.Value), e.Kv.ModRevision, deleted})
 	}
 	w.at.revision = max(w.at.revision, events[len(events)-1].Kv.ModRevision)
 	w.view.apply(changes, w.at.revision)

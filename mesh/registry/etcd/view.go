@@ -19,7 +19,7 @@ type item struct {
 // change is one event of a watch.
 type change struct {
 	id      string
-	data    []byte
+	data    []byte // the view keeps it
 	mod     int64
 	deleted bool
 }
@@ -79,12 +79,11 @@ func (v *view) apply(changes []change, revision int64) {
 				v.dirty[c.id] = true
 			}
 		default:
-			data := append([]byte{}, c.data...)
-			if there && bytes.Equal(had.data, data) {
+			if there && bytes.Equal(had.data, c.data) {
 				v.items[c.id] = item{had.data, c.mod}
 				continue
 			}
-			v.items[c.id] = item{data, c.mod}
+			v.items[c.id] = item{c.data, c.mod}
 			if _, dirty := v.dirty[c.id]; !dirty && !v.reset {
 				v.dirty[c.id] = there
 			}

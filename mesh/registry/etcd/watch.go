@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -134,7 +135,11 @@ func (w *watcher) tell(set *settings, kind, err error, now time.Time) {
 	}
 	err = set.at("watch "+w.kind, err)
 	w.view.fail(err, due)
-	set.log.Warn("watching is interrupted", "kind", w.kind, "error", err)
+	level := slog.LevelWarn
+	if due.After(now) {
+		level = slog.LevelInfo
+	}
+	set.log.Log(context.Background(), level, "watching is interrupted", "kind", w.kind, "error", err)
 }
 
 // established notes that all is well.
