@@ -272,6 +272,16 @@ func (c *tcpConn) shutdown(how tcpip.ShutdownFlags) error {
 	return nil
 }
 
+// SetLinger is as that of net.TCPConn: with 0, Close drops what was not sent yet and resets the connection;
+// below 0, the default, it is sent in the background. Above 0 is as below: Close waits for nothing.
+func (c *tcpConn) SetLinger(sec int) error {
+	if c.isClosed() {
+		return c.opError("set", net.ErrClosed)
+	}
+	c.ep.SocketOptions().SetLinger(tcpip.LingerOption{Enabled: sec == 0})
+	return nil
+}
+
 // tcpListener is a TCP listener.
 type tcpListener struct{ socket }
 

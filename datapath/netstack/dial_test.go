@@ -3,6 +3,7 @@ package netstack_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -313,4 +314,40 @@ func TestDialMendsTheSession(t *testing.T) {
 	}
 	ask(t, c, "hello")
 	c.Close()
+}
+
+// TestLinger resets a connection: the other end must not take an abort for a regular end.
+func TestLinger(t *testing.T) {
+	a, b := pair(t)
+	l, err := b.Listen("tcp", "10.0.0.2:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, test := range []struct {
+		linger int
+		want   error
+	}{{0, syscall.ECONNRESET}, {-1, io.EOF}, {5, io.EOF}} {
+		c, err := a.DialContext(within(t, timeout), "tcp", "10.0.0.2:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lingering := c.(interface{ SetLinger(sec int) error })
+		if err := lingering.SetLinger(test.linger); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		s.SetReadDeadline(time.Now().Add(timeout))
+		if _, err := s.Read(make([]byte, 10)); !errors.Is(err, test.want) {
+			t.Errorf("linger %d: the other end reads %v, want %v", test.linger, err, test.want)
+		}
+		s.Close()
+		if err := lingering.SetLinger(0); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	}
 }
