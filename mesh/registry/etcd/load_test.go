@@ -19,7 +19,7 @@ import (
 
 // Watches that come and go leave nothing, here or at the server.
 func TestWatchesLeaveNothing(t *testing.T) {
-	each(t, func(t *testing.T, o etcdtest.Options) {
+	alone(t, func(t *testing.T, o etcdtest.Options) {
 		c := etcdtest.Start(t, o)
 		r := open(t, etcd.Config{Endpoints: c.Endpoints(), Timeout: patience})
 		put(t, r, "node/a", "1")

@@ -16,8 +16,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// each runs a test against the newest and the oldest version.
+// each runs a test against the newest and the oldest version, at the same time.
 func each(t *testing.T, f func(*testing.T, etcdtest.Options)) {
+	alone(t, func(t *testing.T, o etcdtest.Options) {
+		t.Parallel()
+		f(t, o)
+	})
+}
+
+// alone is each for what counts goroutines: one after the other.
+func alone(t *testing.T, f func(*testing.T, etcdtest.Options)) {
 	t.Run("3.7", func(t *testing.T) { f(t, etcdtest.Options{}) })
 	t.Run("installed", func(t *testing.T) { f(t, etcdtest.Options{Program: etcdtest.Installed(t, "etcd-server")}) })
 }

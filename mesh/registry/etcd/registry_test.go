@@ -65,7 +65,7 @@ func (s *suite) harness() registrytest.Harness {
 }
 
 func TestRegistry(t *testing.T) {
-	each(t, func(t *testing.T, o etcdtest.Options) {
+	alone(t, func(t *testing.T, o etcdtest.Options) {
 		s := &suite{
 			t: t, cluster: etcdtest.Start(t, o),
 			proxies: make(map[registry.Registry]*etcdtest.Proxy), configs: make(map[registry.Registry]etcd.Config),

@@ -17,7 +17,7 @@ import (
 func TestReload(t *testing.T) {
 	c, other := etcdtest.Start(t, etcdtest.Options{}), etcdtest.Start(t, etcdtest.Options{})
 	old, new := c.Proxy(0), c.Proxy(0)
-	cfg := etcd.Config{Endpoints: []string{old.Addr()}, Prefix: "/one"}
+	cfg := etcd.Config{Endpoints: []string{old.Addr()}, Prefix: "/one", Timeout: 10 * short}
 	r := open(t, cfg)
 	f := follow(t, r, registry.KindNode)
 	put(t, r, "node/a", "1")

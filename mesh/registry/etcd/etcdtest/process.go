@@ -22,6 +22,9 @@ const (
 	envGuard  = "WARREN_ETCDTEST_GUARD"  // the process to kill when this one's input ends
 )
 
+// bcryptCost is the least there is: a password is checked in no time.
+const bcryptCost = 4
+
 // server is what a member is told.
 type server struct {
 	Name, Data, Log, Client, Peer, Initial, Token string
@@ -62,6 +65,7 @@ func serve(how string) error {
 	cfg.ListenClientUrls = []url.URL{{Scheme: "http", Host: s.Client}}
 	cfg.InitialCluster, cfg.InitialClusterToken = s.Initial, s.Token
 	cfg.UnsafeNoFsync = true
+	cfg.BcryptCost = bcryptCost
 	cfg.LogLevel, cfg.LogOutputs = "warn", []string{"stderr"}
 	if s.TokenTTL > 0 {
 		cfg.AuthTokenTTL = s.TokenTTL
@@ -220,7 +224,7 @@ func (s server) flags() []string {
 		"--listen-client-urls", scheme + s.Client, "--advertise-client-urls", scheme + s.Client,
 		"--listen-peer-urls", "http://" + s.Peer, "--initial-advertise-peer-urls", "http://" + s.Peer,
 		"--initial-cluster", s.Initial, "--initial-cluster-token", s.Token, "--initial-cluster-state", "new",
-		"--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn", "--log-outputs", "stderr",
+		"--unsafe-no-fsync", "--bcrypt-cost", strconv.Itoa(bcryptCost), "--logger", "zap", "--log-level", "warn", "--log-outputs", "stderr",
 	}
 	if s.TLS {
 		flags = append(flags, "--cert-file", s.Files.ServerCert, "--key-file", s.Files.ServerKey,
