@@ -201,8 +201,8 @@ func (handshaker) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, err
 	return nil, nil, errors.ErrUnsupported
 }
 
-func (h handshaker) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: h.tls.ServerName}
+func (handshaker) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 func (h handshaker) Clone() credentials.TransportCredentials { return h }

@@ -117,13 +117,13 @@ func (v *view) recovered(now time.Time) {
 
 // take returns what is to be yielded next. If there is nothing, ok is false, and later is when to look
 // again, or zero.
-func (v *view) take(now time.Time) (b registry.Batch, err error, later time.Time, ok bool) {
+func (v *view) take(now time.Time) (b registry.Batch, later time.Time, ok bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
 	case v.err != nil && !now.Before(v.due):
 		err, v.err = v.err, nil
-		return registry.Batch{}, err, time.Time{}, true
+		return registry.Batch{}, time.Time{}, true, err
 	case v.reset:
 		v.reset = false
 		b = registry.Batch{Revision: v.revision, Reset: true, Put: make([]registry.Entry, 0, len(v.items))}
@@ -144,11 +144,11 @@ func (v *view) take(now time.Time) (b registry.Batch, err error, later time.Time
 		if v.err != nil {
 			later = v.due
 		}
-		return registry.Batch{}, nil, later, false
+		return registry.Batch{}, later, false, nil
 	}
 	slices.SortFunc(b.Put, func(a, b registry.Entry) int { return strings.Compare(a.ID, b.ID) })
 	slices.Sort(b.Deleted)
-	return b, nil, time.Time{}, true
+	return b, time.Time{}, true, nil
 }
 
 // newest returns the ID that was put last, with what is known of it, and how many there are.

@@ -21,11 +21,11 @@ func TestViewFolds(t *testing.T) {
 	now := time.Now()
 	v := newView()
 	v.replace(map[string]item{"node/a": {[]byte("0"), 1}, "node/b": {[]byte("b"), 1}}, 1)
-	if b, _, _, ok := v.take(now); !ok || !b.Reset || len(b.Put) != 2 || b.Revision != 1 {
+	if b, _, ok, _ := v.take(now); !ok || !b.Reset || len(b.Put) != 2 || b.Revision != 1 {
 		t.Fatalf("%+v", b)
 	}
 	v.apply([]change{changed("node/a", "1", 2), changed("node/a", "2", 3), gone("node/a", 4), changed("node/a", "3", 5)}, 5)
-	b, _, _, ok := v.take(now)
+	b, _, ok, _ := v.take(now)
 	if !ok || b.Reset || len(b.Put) != 1 || string(b.Put[0].Data) != "3" || len(b.Deleted) != 0 || b.Revision != 5 {
 		t.Fatalf("%+v", b)
 	}
@@ -36,12 +36,12 @@ func TestViewFolds(t *testing.T) {
 		"what came and went, and the same": {changed("node/x", "x", 6), gone("node/x", 7), changed("node/b", "b", 8)},
 	} {
 		v.apply(changes, 8)
-		if b, _, _, ok := v.take(now); ok {
+		if b, _, ok, _ := v.take(now); ok {
 			t.Errorf("%s is a batch: %+v", what, b)
 		}
 	}
 	v.apply([]change{gone("node/b", 9)}, 9)
-	if b, _, _, ok := v.take(now); !ok || !slices.Equal(b.Deleted, []string{"node/b"}) || b.Revision != 9 {
+	if b, _, ok, _ := v.take(now); !ok || !slices.Equal(b.Deleted, []string{"node/b"}) || b.Revision != 9 {
 		t.Errorf("%+v", b)
 	}
 }
@@ -52,21 +52,21 @@ func TestViewErrors(t *testing.T) {
 	v := newView()
 	first, second := errors.New("first"), errors.New("second")
 	v.fail(first, now.Add(time.Second))
-	if _, err, later, ok := v.take(now); ok || err != nil || !later.Equal(now.Add(time.Second)) {
+	if _, later, ok, err := v.take(now); ok || err != nil || !later.Equal(now.Add(time.Second)) {
 		t.Fatal(err, later, ok)
 	}
 	v.fail(second, now.Add(time.Hour))
-	if _, err, _, ok := v.take(now.Add(time.Second)); !ok || err != second {
+	if _, _, ok, err := v.take(now.Add(time.Second)); !ok || err != second {
 		t.Fatal(err, ok)
 	}
 	v.fail(first, now.Add(time.Second))
 	v.recovered(now)
-	if _, err, later, ok := v.take(now.Add(time.Hour)); ok || err != nil || !later.IsZero() {
+	if _, later, ok, err := v.take(now.Add(time.Hour)); ok || err != nil || !later.IsZero() {
 		t.Fatal(err, later, ok)
 	}
 	v.fail(first, now)
 	v.recovered(now) // too late, it is told
-	if _, err, _, ok := v.take(now); !ok || err != first {
+	if _, _, ok, err := v.take(now); !ok || err != first {
 		t.Fatal(err, ok)
 	}
 }
@@ -81,7 +81,7 @@ func TestViewModel(t *testing.T) {
 		var rev int64
 		take := func() {
 			for {
-				b, _, _, ok := v.take(time.Now())
+				b, _, ok, _ := v.take(time.Now())
 				if !ok {
 					break
 				}

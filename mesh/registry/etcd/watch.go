@@ -43,7 +43,7 @@ func deliver(ctx context.Context, v *view, yield func(registry.Batch, error) boo
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		b, err, later, ok := v.take(time.Now())
+		b, later, ok, err := v.take(time.Now())
 		if ok {
 			if ctx.Err() != nil || !yield(b, err) || ctx.Err() != nil {
 				return
