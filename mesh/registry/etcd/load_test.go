@@ -118,7 +118,7 @@ func TestLargeEntries(t *testing.T) {
 		r := open(t, etcd.Config{Endpoints: c.Endpoints(), Timeout: patience})
 		before := follow(t, r, registry.KindNode)
 		data := strings.Repeat("x", registry.MaxData)
-		const n = 80
+		const n = 20
 		for i := range n {
 			put(t, r, fmt.Sprintf("node/n%d", i), data)
 		}
