@@ -74,6 +74,20 @@ func TestMesh(t *testing.T) {
 		return
 	}
 
+	t.Run("curl", func(t *testing.T) {
+		curl := lookCurl(t)
+		for _, from := range all {
+			proxy := from.status().Agent.Socks5
+			for _, to := range all {
+				cmd := exec.Command(curl, "-sS", "--fail", "-m", "60", "--proxy", "socks5h://"+proxy, "http://"+to.name+".warren/name")
+				unprivileged(cmd)
+				if out, err := cmd.CombinedOutput(); err != nil || string(out) != to.name {
+					t.Errorf("from %s to %s: %v: %s", from.name, to.name, err, out)
+				}
+			}
+		}
+	})
+
 	t.Run("killed", func(t *testing.T) {
 		key := cora.status().Self.Key
 		check := stream(t, anna, bert)
@@ -310,7 +324,7 @@ func TestWithoutPrivilege(t *testing.T) {
 	})
 
 	t.Run("curl", func(t *testing.T) {
-		curl := etcdtest.Installed(t, "curl")
+		curl := lookCurl(t)
 		h := sha256.New()
 		if _, err := io.Copy(h, bigBody()); err != nil {
 			t.Fatal(err)

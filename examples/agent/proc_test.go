@@ -481,3 +481,16 @@ func (c *counting) Read(b []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// lookCurl returns the path of curl.
+func lookCurl(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("curl")
+	switch {
+	case err != nil && os.Getenv("CI") == "true":
+		t.Fatalf("needs curl: %v", err)
+	case err != nil:
+		t.Skipf("needs curl: %v", err)
+	}
+	return path
+}

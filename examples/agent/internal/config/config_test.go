@@ -256,6 +256,16 @@ registry-password-file (--registry-password-file) means nothing, as registry (--
 	}
 }
 
+// What is no configuration at all is not quoted at length.
+func TestNoConfiguration(t *testing.T) {
+	for _, text := range []string{strings.Repeat("x", 1<<19) + ": 1", strings.Repeat("? [a]\n: b\n", 1000), strings.Repeat("{", 10_000), strings.Repeat("a: b\n", 10_000), strings.Repeat(" ", 2<<20)} {
+		_, problems := parse("agent.yaml", []byte(text))
+		if n := len(strings.Join(problems, "\n")); len(problems) == 0 || len(problems) > most+1 || n > 4000 {
+			t.Errorf("%.10q...: %d problems in %d bytes", text, len(problems), n)
+		}
+	}
+}
+
 // A password is never printed, be the configuration good or bad.
 func TestRedacted(t *testing.T) {
 	for _, url := range []string{"etcd://u:hunter2@h:1,i:2/p", "etcds://u:hun:ter2:hunter2@h:1"} {

@@ -13,6 +13,12 @@ import (
 	"github.com/warren-mesh/warren/examples/agent/internal/nearest"
 )
 
+// Of what is no configuration at all, so much is said.
+const (
+	most     = 20 // lines
+	longName = 64 // bytes
+)
+
 // maxFile is how many bytes a configuration may have. A file of that size is none.
 const maxFile = 1 << 20
 
@@ -72,6 +78,12 @@ func (p *parser) syntax(err error) string {
 func (p *parser) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d", p.path, n.Line) }
 
 func (p *parser) bad(n *yaml.Node, format string, a ...any) {
+	if len(p.problems) == most {
+		p.problems = append(p.problems, p.at(n)+": and so on")
+	}
+	if len(p.problems) > most {
+		return
+	}
 	p.problems = append(p.problems, p.at(n)+": "+fmt.Sprintf(format, a...))
 }
 
@@ -101,7 +113,9 @@ func (p *parser) settings(n *yaml.Node) {
 			p.bad(k, "the key %q is in line %d already", name, lines[name])
 		case !ok:
 			hint := ""
-			if near := nearest.To(strings.ReplaceAll(strings.ToLower(name), "_", "-"), names...); near != "" {
+			if len(name) > longName {
+				name = name[:longName] + "..."
+			} else if near := nearest.To(strings.ReplaceAll(strings.ToLower(name), "_", "-"), names...); near != "" {
 				hint = fmt.Sprintf(", did you mean %q?", near)
 			}
 			p.bad(k, "unknown key %q%s", name, hint)
