@@ -289,3 +289,16 @@ func TestParseEndpoint(t *testing.T) {
 		}
 	}
 }
+
+// An outage in which nothing happened is over when it is, not when something happens next.
+func TestRegistryIsBackWithoutNews(t *testing.T) {
+	started(t, meshtest.Options{}, func(t *testing.T, c *meshtest.Cluster) {
+		n := c.Nodes[0]
+		n.Registry.Cut()
+		time.Sleep(time.Minute)
+		mustHave(t, n, view.RegistryDown, "")
+		n.Registry.Resume()
+		time.Sleep(time.Second)
+		mustBeWell(t, c)
+	})
+}

@@ -91,6 +91,7 @@ type Registry interface {
 	//   - The first batch is a Reset: everything there is, be it nothing.
 	//   - An error is yielded with a zero Batch, and watching goes on: the registry retries by itself,
 	//     with a delay of its own choosing. A repeated failure may be yielded each time or once.
+	//   - When watching works again after an error, a batch says so at once, an empty one if nothing changed.
 	//   - After a gap, which is whenever changes may have been missed, the next batch is a Reset. Where
 	//     the store resumed without a gap there is none.
 	//   - Batches are in the order in which the store took the changes. A consumer that is too slow for
@@ -132,7 +133,8 @@ type Batch struct {
 	// then empty.
 	Reset bool
 
-	// Put and Deleted are in no particular order. Without Reset they are not both empty. Within a batch,
+	// Put and Deleted are in no particular order. Without Reset they are not both empty, except in the first
+	// batch after an error. Within a batch,
 	// an ID is in one of them at most once. An ID may be in Deleted that the receiver has never seen.
 	Put     []Entry
 	Deleted []string

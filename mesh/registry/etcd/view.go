@@ -37,8 +37,10 @@ type view struct {
 	// it does not know and is gone again is forgotten, so that dirty is bounded by what the consumer has
 	// plus what the store has.
 	dirty map[string]bool
-	err   error     // to be yielded, before anything else
+	err   error     // to be yielded
 	due   time.Time // and when
+	told  bool      // an error was yielded, and no batch since the trouble was over
+	well  bool      // it is
 }
 
 func newView() *view {
@@ -102,16 +104,21 @@ func (v *view) fail(err error, due time.Time) {
 	if v.err != nil && v.due.Before(due) {
 		due = v.due
 	}
-	v.err, v.due = err, due
+	v.err, v.due, v.well = err, due, false
 	v.signal()
 }
 
-// recovered takes back an error whose time has not come.
+// recovered takes back an error whose time has not come. One that was yielded, or is about to be, is
+// followed by a batch.
 func (v *view) recovered(now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.err != nil && now.Before(v.due) {
 		v.err = nil
+	}
+	v.well = true
+	if v.told {
+		v.signal()
 	}
 }
 
@@ -121,9 +128,6 @@ func (v *view) take(now time.Time) (b registry.Batch, later time.Time, ok bool, 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
-	case v.err != nil && !now.Before(v.due):
-		err, v.err = v.err, nil
-		return registry.Batch{}, time.Time{}, true, err
 	case v.reset:
 		v.reset = false
 		b = registry.Batch{Revision: v.revision, Reset: true, Put: make([]registry.Entry, 0, len(v.items))}
@@ -140,12 +144,18 @@ func (v *view) take(now time.Time) (b registry.Batch, later time.Time, ok bool, 
 			}
 		}
 		clear(v.dirty)
+	case v.err != nil && !now.Before(v.due): // after what was known before
+		err, v.err, v.told = v.err, nil, true
+		return registry.Batch{}, time.Time{}, true, err
+	case v.told && v.well:
+		b.Revision = v.revision
 	default:
 		if v.err != nil {
 			later = v.due
 		}
 		return registry.Batch{}, later, false, nil
 	}
+	v.told = false
 	slices.SortFunc(b.Put, func(a, b registry.Entry) int { return strings.Compare(a.ID, b.ID) })
 	slices.Sort(b.Deleted)
 	return b, time.Time{}, true, nil

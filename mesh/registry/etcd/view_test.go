@@ -61,13 +61,41 @@ func TestViewErrors(t *testing.T) {
 	}
 	v.fail(first, now.Add(time.Second))
 	v.recovered(now)
-	if _, later, ok, err := v.take(now.Add(time.Hour)); ok || err != nil || !later.IsZero() {
-		t.Fatal(err, later, ok)
+	over := func() {
+		t.Helper()
+		if b, _, ok, err := v.take(now); !ok || err != nil || b.Reset || len(b.Put)+len(b.Deleted) > 0 {
+			t.Fatal(b, ok, err)
+		}
+		if _, later, ok, err := v.take(now.Add(time.Hour)); ok || err != nil || !later.IsZero() {
+			t.Fatal(err, later, ok)
+		}
 	}
+	over() // of the second
 	v.fail(first, now)
 	v.recovered(now) // too late, it is told
 	if _, _, ok, err := v.take(now); !ok || err != first {
 		t.Fatal(err, ok)
+	}
+	over()
+
+	// Any batch says that it is over; what was known before comes first.
+	v.replace(map[string]item{}, 2)
+	v.take(now)
+	v.apply([]change{{id: "node/a", data: []byte("1"), mod: 3}}, 3)
+	v.fail(first, now)
+	if b, _, ok, err := v.take(now); !ok || err != nil || len(b.Put) != 1 {
+		t.Fatal(b, ok, err)
+	}
+	if _, _, ok, err := v.take(now); !ok || err != first {
+		t.Fatal(err, ok)
+	}
+	v.replace(nil, 4)
+	if b, _, ok, err := v.take(now); !ok || err != nil || !b.Reset {
+		t.Fatal(b, ok, err)
+	}
+	v.recovered(now)
+	if b, _, ok, err := v.take(now); ok || err != nil {
+		t.Fatal(b, ok, err)
 	}
 }
 

@@ -58,6 +58,7 @@ type watcher struct {
 	kind   string
 	wake   chan struct{} // capacity 1: there may be something to take
 	err    error         // to be yielded before anything else
+	failed bool          // an error was yielded, and no batch since
 	reset  bool          // the next batch is a Reset; dirty is empty
 	// dirty has the IDs that changed since the last batch, and whether the consumer knows of them. What
 	// it does not know and is gone again is forgotten, so that dirty is bounded by what the consumer
@@ -225,7 +226,7 @@ func (r *Registry) Watch(ctx context.Context, kind string) iter.Seq2[registry.Ba
 			if r.wait(ctx, OpWatch, kind) != nil {
 				return
 			}
-			if err := r.watchFault(kind); err != nil {
+			if err := r.watchFault(w); err != nil {
 				if !yield(registry.Batch{}, err) || sleep(ctx, retryDelay) != nil {
 					return
 				}
@@ -246,17 +247,21 @@ func (r *Registry) Watch(ctx context.Context, kind string) iter.Seq2[registry.Ba
 }
 
 // watchFault asks the fault function. That the handle is cut off is told by take, which does so once.
-func (r *Registry) watchFault(kind string) error {
+func (r *Registry) watchFault(w *watcher) error {
 	r.store.mu.Lock()
 	cut, fault := r.cut, r.fault
 	r.store.mu.Unlock()
 	if cut || fault == nil {
 		return nil
 	}
-	if err := fault(OpWatch, kind); err != nil {
-		return fmt.Errorf("%s %s: %w", OpWatch, kind, err)
+	err := fault(OpWatch, w.kind)
+	if err == nil {
+		return nil
 	}
-	return nil
+	r.store.mu.Lock()
+	w.failed = true
+	r.store.mu.Unlock()
+	return fmt.Errorf("%s %s: %w", OpWatch, w.kind, err)
 }
 
 func (r *Registry) join(kind string) *watcher {
@@ -284,7 +289,7 @@ func (r *Registry) take(w *watcher) (b registry.Batch, err error, ok bool) {
 	defer s.mu.Unlock()
 	switch {
 	case w.err != nil:
-		err, w.err = w.err, nil
+		err, w.err, w.failed = w.err, nil, true
 		return registry.Batch{}, err, true
 	case r.cut:
 		return registry.Batch{}, nil, false
@@ -304,9 +309,12 @@ func (r *Registry) take(w *watcher) (b registry.Batch, err error, ok bool) {
 			}
 		}
 		clear(w.dirty)
+	case w.failed:
+		b = registry.Batch{Revision: s.revision}
 	default:
 		return registry.Batch{}, nil, false
 	}
+	w.failed = false
 	slices.SortFunc(b.Put, func(a, b registry.Entry) int { return strings.Compare(a.ID, b.ID) })
 	slices.Sort(b.Deleted)
 	return b, nil, true

@@ -218,7 +218,7 @@ func TestResume(t *testing.T) {
 
 		r.Cut()
 		r.Resume()
-		want(t, seen(), "error") // nothing was missed
+		want(t, seen(), "error", "rev=7") // nothing was missed
 	})
 }
 

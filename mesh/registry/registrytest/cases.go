@@ -419,6 +419,23 @@ func outageAtStart(t *testing.T, h Harness) {
 	h.settle(t, r, want, w)
 }
 
+// outageEnds has nothing change: that watching works again must be told all the same.
+func outageEnds(t *testing.T, h Harness) {
+	need(t, h.Outage != nil, "Outage", "a way to make the store unreachable")
+	r := h.New(t)
+	want := h.fill(t, r, 5)
+	w := h.follow(t, r, kind)
+	w.awaitState(t, h.Timeout, want)
+	for range 2 {
+		_, heal := h.Outage(t, r)
+		w.await(t, h.Timeout, "an error that tells of the outage", func(v view) bool { return v.failing })
+		heal()
+		w.await(t, h.Timeout, "a batch that tells that it is over", func(v view) bool { return !v.failing })
+		w.awaitState(t, h.Timeout, want)
+	}
+	h.settle(t, r, want, w)
+}
+
 func deletedWhileCutOff(t *testing.T, h Harness) {
 	need(t, h.Outage != nil, "Outage", "a way to make the store unreachable")
 	r := h.New(t)

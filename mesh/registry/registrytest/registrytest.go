@@ -87,6 +87,7 @@ func Run(t *testing.T, h Harness) {
 		{"Large", large},
 		{"Outage", outage},
 		{"OutageAtStart", outageAtStart},
+		{"OutageEnds", outageEnds},
 		{"DeletedWhileCutOff", deletedWhileCutOff},
 		{"Gap", gap},
 		{"Restore", restore},

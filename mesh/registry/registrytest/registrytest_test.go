@@ -154,6 +154,9 @@ var mutants = map[string]struct {
 			}
 		}
 	}},
+	"recovery-is-silent": {"OutageEnds", edit(func(_ int, b *registry.Batch) bool {
+		return b.Reset || len(b.Put) > 0 || len(b.Deleted) > 0
+	})},
 	"queue-of-changes": {"SlowConsumer", func(m *mutant) {
 		m.watchFunc = func(ctx context.Context, kind string) iter.Seq2[registry.Batch, error] {
 			return func(yield func(registry.Batch, error) bool) {

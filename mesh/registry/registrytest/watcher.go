@@ -26,6 +26,7 @@ type tb interface {
 type view struct {
 	registry.State
 	batches, resets, errs int
+	failing               bool     // the last that came was an error
 	problems              []string // what broke the contract
 	ended                 bool
 }
@@ -61,6 +62,7 @@ func (w *watcher) run(seq iter.Seq2[registry.Batch, error], pace func(registry.B
 				return
 			}
 			v.errs++
+			v.failing = true
 			if b.Revision != 0 || b.Reset || b.Put != nil || b.Deleted != nil {
 				v.problem("a batch came with the error %v: %s", err, describe(b))
 			}
@@ -111,7 +113,7 @@ func (v *view) take(b registry.Batch, kind string) {
 		v.problem("a Reset has Deleted: %s", describe(b))
 	case !b.Reset && b.Revision < v.Revision:
 		v.problem("the revision fell from %d to %d without a Reset", v.Revision, b.Revision)
-	case !b.Reset && len(b.Put) == 0 && len(b.Deleted) == 0:
+	case !b.Reset && len(b.Put) == 0 && len(b.Deleted) == 0 && !v.failing:
 		v.problem("a batch that is no Reset has nothing in it, at revision %d", b.Revision)
 	}
 	ids := make(map[string]bool, len(b.Put)+len(b.Deleted))
@@ -131,6 +133,7 @@ func (v *view) take(b registry.Batch, kind string) {
 		check(id)
 	}
 	v.batches++
+	v.failing = false
 	if b.Reset {
 		v.resets++
 	}
