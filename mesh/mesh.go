@@ -64,6 +64,8 @@ var (
 	ErrLeft = errors.New("left the mesh")
 	// ErrStateInUse is in the error of a Run whose StateDir another Run has, of this process or another.
 	ErrStateInUse = state.ErrLocked
+	// ErrStateForeign is in the error of a Run whose StateDir is another node's, or was used by a newer program.
+	ErrStateForeign = state.ErrForeign
 	// ErrRunning is what a second Run at a time returns.
 	ErrRunning = errors.New("already running")
 )

@@ -67,7 +67,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, control.ErrNotRunning):
 		return exitNotRunning
-	case errors.Is(err, mesh.ErrStateInUse), errors.Is(err, errState), errors.Is(err, control.ErrInUse):
+	case errors.Is(err, mesh.ErrStateInUse), errors.Is(err, mesh.ErrStateForeign), errors.Is(err, errState), errors.Is(err, control.ErrInUse):
 		return exitState
 	case errors.Is(err, errOtherMesh):
 		return exitOtherMesh

@@ -54,6 +54,17 @@ func TestDiskFull(t *testing.T) {
 			t.Fatalf("the folder was changed:\n%.2000s", after)
 		}
 	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "filler"), make([]byte, 200<<10), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("filling the disk: %v", err)
+	}
+	was := d.Key
+	d = open(t, d.path) // the node starts all the same
+	if d.Key != was {
+		t.Error("it has another key")
+	}
 	got, err := d.Snapshot()
 	if err != nil || len(got) != 1 || !got[0].Equal(small[0]) {
 		t.Errorf("the old snapshot is %v, %v", got, err)

@@ -102,6 +102,9 @@ func TestFormat(t *testing.T) {
 		if err == nil {
 			t.Fatalf("format %q is taken", content)
 		}
+		if foreign := content == "2\n"; errors.Is(err, ErrForeign) != foreign {
+			t.Errorf("format %q: %v", content, err)
+		}
 		for _, w := range want {
 			if !strings.Contains(err.Error(), w) {
 				t.Errorf("format %q: %q does not say %q", content, err, w)

@@ -32,8 +32,12 @@ const (
 // misread something.
 const format = 1
 
-// ErrLocked says that somebody else has the folder.
-var ErrLocked = errors.New("in use")
+var (
+	// ErrLocked says that somebody else has the folder.
+	ErrLocked = errors.New("in use")
+	// ErrForeign says that the folder is not this node's, or not for a program of this age.
+	ErrForeign = errors.New("not this node's")
+)
 
 // Dir is a locked state folder.
 type Dir struct {
@@ -75,20 +79,25 @@ func holder(path string) string {
 
 func (d *Dir) load(node string, log *slog.Logger) error {
 	owner := filepath.Join(d.path, ownerFile)
+	known := false
 	switch data, err := os.ReadFile(owner); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return fmt.Errorf("state folder: %w", err)
 	default:
-		if was, _, ok := strings.Cut(strings.TrimSpace(string(data)), " "); ok && was != node {
-			return fmt.Errorf("state folder %s: is that of node %q, not of %q; give each node a folder of its own", d.path, was, node)
+		was, _, ok := strings.Cut(strings.TrimSpace(string(data)), " ")
+		if known = ok && was == node; ok && !known {
+			return fmt.Errorf("state folder %s: %w: it is that of node %q, not of %q; give each node a folder of its own", d.path, ErrForeign, was, node)
 		}
 	}
 	if err := d.checkFormat(); err != nil {
 		return err
 	}
-	if err := write(owner, []byte(node+" "+strconv.Itoa(os.Getpid())+"\n")); err != nil {
+	if err := write(owner, []byte(node+" "+strconv.Itoa(os.Getpid())+"\n")); err != nil && !known {
 		return fmt.Errorf("state folder: %w", err)
+	} else if err != nil && log != nil {
+		// The process ID in it is an old one. That is no reason to be without the node.
+		log.Warn("the state folder takes nothing", "folder", d.path, "err", err)
 	}
 	var err error
 	if d.Key, d.Created, err = (key.File{Path: filepath.Join(d.path, keyFile), Logger: log}).LoadOrCreate(); err != nil {
@@ -124,7 +133,7 @@ func (d *Dir) checkFormat() error {
 	case err != nil:
 		return fmt.Errorf("%s is corrupt: %.20q is no number; write %d into it if no newer program has used the folder", path, data, format)
 	case n > format:
-		return fmt.Errorf("state folder %s: has format %d, and this program knows formats up to %d; use the newer program, or another folder", d.path, n, format)
+		return fmt.Errorf("state folder %s: %w: it has format %d, and this program knows formats up to %d; use the newer program, or another folder", d.path, ErrForeign, n, format)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -135,11 +134,7 @@ func (w *watcher) tell(set *settings, kind, err error, now time.Time) {
 	}
 	err = set.at("watch "+w.kind, err)
 	w.view.fail(err, due)
-	level := slog.LevelWarn
-	if due.After(now) {
-		level = slog.LevelInfo
-	}
-	set.log.Log(context.Background(), level, "watching is interrupted", "kind", w.kind, "error", err)
+	set.log.Debug("watching is interrupted", "kind", w.kind, "error", err) // whoever watches is told
 }
 
 // established notes that all is well.
@@ -148,7 +143,7 @@ func (w *watcher) established(set *settings) {
 	w.well = w.since
 	w.view.recovered(w.since)
 	if w.pace.recovered() {
-		set.log.Info("watching goes on", "kind", w.kind, "at", set.urls())
+		set.log.Debug("watching goes on", "kind", w.kind, "at", set.urls())
 	}
 }
 
