@@ -1,0 +1,25 @@
+// Package hostnet is the host's side of a datapath whose device is a network interface: the link and its
+// owner, addresses, routes, rules, and what there is to see of the host around them.
+//
+// It speaks rtnetlink (rtnetlink(7)) on sockets opened once, in one network namespace, with strict
+// checking. Reading changes nothing; what changes something states what shall be true afterwards, and may be
+// repeated. It needs CAP_NET_ADMIN and, where Options.Namespace is set, CAP_SYS_ADMIN.
+//
+// # Whose it is
+//
+//   - A link is ours if its alias says so: "warren:<interface>:<protocol>". Linux takes no alias for a link
+//     that it is about to create, so a link is created under a name made from ours, and then gets alias
+//     and name in one request: a link of our name without our alias is always somebody else's.
+//   - A route is ours if it has our protocol number and leads into our link.
+//   - An address on our link is ours, unless the kernel made it. One on the loopback interface is ours if
+//     it has our number as address protocol (IFA_PROTO, Linux 5.18).
+//   - A rule is ours if it has our protocol number.
+//
+// Everything else is left alone, and named where it is in the way. A route is created only where none of
+// that prefix, metric and table exists (NLM_F_EXCL), never by replacing: the IPv6 side of Linux gives a
+// replacement the place of a route of another interface. A deletion names prefix, table, metric, protocol
+// and interface.
+//
+// No sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
+// would have it strict: WireGuard has checked the source already, against the peer's allowed IPs.
+package hostnet

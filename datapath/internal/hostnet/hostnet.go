@@ -1,0 +1,245 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/netip"
+	"unicode/utf8"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/prefixes"
+)
+
+const (
+	// DefaultProtocol marks what is ours. It is not in iproute2's rt_protos, where 0 to 4 belong to the
+	// kernel and the administrator.
+	DefaultProtocol = 87
+	// DefaultMetric is that of our routes. The kernel's own are at 0 (IPv4) and 256 (IPv6), and DHCP's
+	// usually from 100 on.
+	DefaultMetric = 50
+	// DefaultPriority is that of our rule, before the one of the main table at 32766.
+	DefaultPriority = 32500
+	// MainTable is the routing table that every packet is looked up in.
+	MainTable = 254
+	// MinMTU is the least MTU of a link that has IPv6 (RFC 8200, section 5).
+	MinMTU = 1280
+)
+
+// Sources says where the addresses of this node are put, and how packets come by them.
+type Sources uint8
+
+const (
+	// SourceHint puts addresses on the link, and the source address of a route on the route.
+	SourceHint Sources = iota
+	// SourceDevice puts addresses on the link and leaves the choice among them to the kernel: the first
+	// one for IPv4, RFC 6724 for IPv6.
+	SourceDevice
+	// SourceLoopback puts addresses on the loopback interface, where they outlive the link's going
+	// down, and the source address of a route on the route. It needs Linux 5.18.
+	SourceLoopback
+)
+
+// Options are the settings of a Host. Only Interface must be given.
+type Options struct {
+	// Interface is the name of the link: see CheckInterface.
+	Interface string
+	// Namespace is the path of the network namespace to work in, such as /run/netns/name or
+	// /proc/<pid>/ns/net. Default: the namespace of the thread that calls Open.
+	Namespace string
+	// Table is the routing table of the routes. Default: MainTable. Another one must not hold routes
+	// of anybody else when the link is created.
+	Table int
+	// Rule has packets looked up in Table, when that is not the main table; without it that is left to
+	// the rules of the administrator.
+	Rule bool
+	// Priority is that of the rule. Default: DefaultPriority.
+	Priority int
+	// Mark leaves packets with this firewall mark out of the rule, so that encrypted packets do not
+	// follow the routes into the link. Default: 0, no exception.
+	Mark uint32
+	// Metric is that of the routes. The one after it serves for the time a source address is changed.
+	// Default: DefaultMetric.
+	Metric int
+	// Protocol marks what is ours, 5 to 255. Two meshes in one namespace need two protocols where they
+	// use SourceLoopback or Rule. Default: DefaultProtocol.
+	Protocol int
+	// Cover are prefixes that are routed whole, as soon as one route inside them is wanted: many
+	// prefixes then need one route. Default: none, each prefix has its own route.
+	Cover prefixes.Set
+	// Sources says where addresses are put. Default: SourceHint.
+	Sources Sources
+	// Logger is told what was found and removed. Default: nobody.
+	Logger *slog.Logger
+}
+
+// defaulted returns o with its defaults, or what is wrong with it.
+func (o Options) defaulted() (Options, error) {
+	var errs []error
+	if err := CheckInterface(o.Interface); err != nil {
+		errs = append(errs, err)
+	}
+	def := func(p *int, d int) {
+		if *p == 0 {
+			*p = d
+		}
+	}
+	def(&o.Table, MainTable)
+	def(&o.Priority, DefaultPriority)
+	def(&o.Metric, DefaultMetric)
+	def(&o.Protocol, DefaultProtocol)
+	if o.Table < 0 || int64(o.Table) > 1<<32-1 || o.Table == 255 || o.Table == 253 {
+		errs = append(errs, fmt.Errorf("routing table %d: not 1 to 4294967295, or kept by Linux (253, 255); leave it out for the main table", o.Table))
+	}
+	if o.Rule && o.Table == MainTable {
+		errs = append(errs, errors.New("a rule for the main table: Linux has one; choose another table, or no rule"))
+	}
+	if o.Priority < 1 || o.Priority > 32765 {
+		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32765, which come before the main table", o.Priority))
+	}
+	if o.Metric < 1 || int64(o.Metric) > 1<<32-2 {
+		errs = append(errs, fmt.Errorf("metric %d: outside 1 to 4294967294", o.Metric))
+	}
+	if o.Protocol < 5 || o.Protocol > 255 {
+		errs = append(errs, fmt.Errorf("route protocol %d: outside 5 to 255, of which no other program may use it", o.Protocol))
+	}
+	if o.Sources > SourceLoopback {
+		errs = append(errs, fmt.Errorf("sources %d: unknown", o.Sources))
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o, errors.Join(errs...)
+}
+
+// ErrName is wrapped by the errors of CheckInterface.
+var ErrName = errors.New("not a name for an interface")
+
+// CheckInterface reports why Linux would refuse, or confuse, an interface of that name: it must have 1
+// to 15 bytes, not characters (IFNAMSIZ in linux/if.h), none of them a slash, a colon, a percent sign, white
+// space or a control character, and be neither "." nor "..". A name too long is not cut: two would be one.
+func CheckInterface(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("%w: it is empty", ErrName)
+	case len(name) > 15:
+		return fmt.Errorf("%w: %q has %d bytes, and Linux takes 15", ErrName, name, len(name))
+	case name == "." || name == "..":
+		return fmt.Errorf("%w: %q means a folder", ErrName, name)
+	case name == "all" || name == "default" || name == "lo":
+		return fmt.Errorf("%w: %q means something else to Linux", ErrName, name)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%w: %q is not UTF-8", ErrName, name)
+	}
+	for _, r := range name {
+		if r <= ' ' || r == 0x7f || r == '/' || r == ':' || r == '%' || r == '\u00a0' || r == '\u0085' {
+			return fmt.Errorf("%w: %q has %q in it", ErrName, name, r)
+		}
+	}
+	return nil
+}
+
+// Link is our network interface.
+type Link struct {
+	Index int
+	Name  string
+	Kind  string // "wireguard", "tun", ...; empty for hardware
+	Alias string
+	MTU   int // bytes
+	Up    bool
+}
+
+// State is what the host is like, as far as it is ours or bears on us.
+type State struct {
+	Link Link // zero: there is none
+
+	// Ready says that the link is up, has its name, its rules and its reverse path filter, and that
+	// nothing is left of other Options. Where it is false, Up has something to do.
+	Ready bool
+
+	// Addrs are our addresses, where Options.Sources puts them. What is no host prefix was put on the
+	// link by somebody else, and RemoveAddrs removes it too.
+	Addrs prefixes.Set
+
+	// Routes are what our routes lead into the link, with their source addresses. A prefix that is not
+	// routed as Options have it, or twice, has the unspecified address as its source, which nobody
+	// wants: AddRoutes puts it right. With Options.Cover, a route that is covered is there if AddRoutes
+	// was asked for it and its cover is there; a cover that nobody asked for stands for itself.
+	Routes map[netip.Prefix]netip.Addr
+
+	// Host is what there is around the link. Its Underlay is left to the driver.
+	Host datapath.Host
+
+	// NoIPv4 and NoIPv6 say why the link cannot carry a family; nil where it can.
+	NoIPv4, NoIPv6 error
+
+	// Problems are what keeps packets from arriving though everything is in place: a strict reverse
+	// path filter.
+	Problems []error
+}
+
+var (
+	// ErrNoLink says that our link does not exist. It is datapath.ErrNoDevice too.
+	ErrNoLink = fmt.Errorf("no link: %w", datapath.ErrNoDevice)
+	// ErrFamily says that the host, or the link, does not do IPv4 or IPv6.
+	ErrFamily = errors.New("address family not available")
+	// ErrMTU says that an MTU is out of bounds.
+	ErrMTU = errors.New("MTU out of bounds")
+)
+
+// ForeignError says that something is in the way which is not ours, and is left as it is.
+type ForeignError struct {
+	What   string // "link wg0", "route 10.0.0.0/8", "address 10.0.0.1", "table 100"
+	Owner  string // what is known of it: interface, protocol, kind, alias
+	Remedy string // what an operator can do
+}
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("%s is not ours: %s; %s", e.What, e.Owner, e.Remedy)
+}
+
+// ItemError is the error of one prefix among several.
+type ItemError struct {
+	Prefix netip.Prefix
+	Err    error
+}
+
+func (e *ItemError) Error() string { return fmt.Sprintf("%v: %v", e.Prefix, e.Err) }
+func (e *ItemError) Unwrap() error { return e.Err }
+
+// Items yields every *ItemError in err, in order. An error that is of no prefix, and so of all of them, is
+// yielded with the zero Prefix.
+func Items(err error) iter.Seq2[netip.Prefix, error] {
+	return func(yield func(netip.Prefix, error) bool) { items(err, yield) }
+}
+
+func items(err error, yield func(netip.Prefix, error) bool) bool {
+	switch e := err.(type) {
+	case nil:
+		return true
+	case *ItemError:
+		return yield(e.Prefix, e.Err)
+	case interface{ Unwrap() []error }:
+		for _, sub := range e.Unwrap() {
+			if !items(sub, yield) {
+				return false
+			}
+		}
+		return true
+	}
+	return yield(netip.Prefix{}, err)
+}
+
+// Cleanup removes what a mesh with these Options left on the host, and nothing else: links, with all that
+// is on them or leads into them, addresses on the loopback interface, and rules. It does not matter which
+// Sources, Table, Metric or Cover it used. A second call finds nothing to do. The mesh must not run.
+func Cleanup(ctx context.Context, o Options) error {
+	h, err := Open(o)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return h.Remove(ctx)
+}
