@@ -2,75 +2,904 @@ package hostnet
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 
-	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/prefixes"
+	"golang.org/x/sys/unix"
 )
 
-var errTodo = errors.New("not yet")
-
 // Host is one link and what belongs to it, in one network namespace. Its methods may be called from any
-// goroutine; those that change something wait for each other.
-type Host struct{ changed chan struct{} }
+// goroutine, and wait for each other.
+type Host struct {
+	o       Options
+	alias   string // marks our link
+	temp    string // the name of our link until it is marked
+	ns      *os.File
+	closed  atomic.Bool
+	watch   *watcher
+	changed chan struct{}
 
-// Open checks o and opens sockets. It changes nothing. It needs no link.
-func Open(o Options) (*Host, error) { return nil, errTodo }
+	mu     sync.Mutex
+	c      *conn
+	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
+	before func(what string) error     // called before each change, for tests
+}
+
+// Open checks o and opens sockets. It changes nothing, and needs no link.
+func Open(o Options) (*Host, error) {
+	o, err := o.defaulted()
+	if err != nil {
+		return nil, fmt.Errorf("host network: %w", err)
+	}
+	h := &Host{
+		o:       o,
+		alias:   fmt.Sprintf("%s%s:%d", aliasPrefix, o.Interface, o.Protocol),
+		temp:    tempName(o.Interface),
+		changed: make(chan struct{}, 1),
+		asked:   make(map[netip.Prefix]netip.Addr),
+	}
+	var fd int
+	if o.Namespace != "" {
+		if h.ns, err = os.Open(o.Namespace); err != nil {
+			return nil, fmt.Errorf("host network: namespace: %w", err)
+		}
+		fd = int(h.ns.Fd())
+	}
+	if h.c, err = dial(fd, &h.closed); err == nil {
+		if h.watch, err = watch(fd, h); err != nil {
+			h.c.nl.Close()
+		}
+	}
+	if err != nil {
+		if h.ns != nil {
+			h.ns.Close()
+		}
+		return nil, fmt.Errorf("host network: %w", err)
+	}
+	return h, nil
+}
+
+// aliasPrefix begins the alias of every mesh's link.
+const aliasPrefix = "warren:"
+
+// tempName is the name that the link called name has until it is marked.
+func tempName(name string) string {
+	sum := sha256.Sum256([]byte(aliasPrefix + name))
+	return fmt.Sprintf("wn-%x", sum[:6])
+}
 
 // Close closes the sockets, and the channel of Changed. Twice is harmless. Other methods then return an
 // error that is net.ErrClosed.
-func (h *Host) Close() error { return nil }
-
-// Link returns our link: ErrNoLink where there is none, a *ForeignError where another has its name. A link of
-// ours that was renamed is returned under the name it has.
-func (h *Host) Link(ctx context.Context) (Link, error) { return Link{}, errTodo }
-
-// Adopt returns our link of that kind, and reports whether it had to be created. A link that was renamed
-// gets its name back; one of ours of another kind is removed first. A link of that name that is not ours is
-// a *ForeignError, as is a table, other than the main one, in which somebody else has routes when the link has to be created.
-//
-// create makes the link under the name it is given, which is not Options.Interface, in the namespace (see
-// Do); Adopt then marks and renames it. nil has Adopt itself create a link of that kind without
-// attributes. When something fails no link is left. A link kept open by a process, as a TUN is, is to be
-// closed by create's owner when Adopt fails. Until Up, a new link is down.
-func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) error) (Link, bool, error) {
-	return Link{}, false, errTodo
+func (h *Host) Close() error {
+	if h.closed.Swap(true) {
+		return nil
+	}
+	err := errors.Join(h.c.nl.Close(), h.watch.close())
+	if h.ns != nil {
+		err = errors.Join(err, h.ns.Close())
+	}
+	return err
 }
 
-// Up gives the link its MTU (bytes; 0 leaves it), has it up, with the rules of Options, and removes what is left
-// of other Options. An MTU below MinMTU is ErrMTU where the link has IPv6, since Linux would silently take
-// all IPv6 addresses and routes from it.
-func (h *Host) Up(ctx context.Context, mtu int) error { return errTodo }
+// Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a
+// route that is ours or a default. Several changes may be reported as one, ours as somebody else's, and an
+// overrun as a change: the answer to all is to Read. The channel is the same at every call; Close closes it.
+func (h *Host) Changed() <-chan struct{} { return h.changed }
+
+// Do runs f on a thread in the namespace of h, to open a socket or to create a link there. A thread that
+// cannot be brought back ends with f. f must not start goroutines that count on the namespace. Without
+// Options.Namespace f is simply called.
+func (h *Host) Do(f func() error) error {
+	if h.closed.Load() {
+		return fmt.Errorf("host network: %w", net.ErrClosed)
+	}
+	if h.ns == nil {
+		return f()
+	}
+	ns, err := unix.FcntlInt(h.ns.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("host network: namespace: %w", err)
+	}
+	defer unix.Close(ns)
+	var panicked any
+	err = errors.New("host network: the function ended its goroutine")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { panicked = recover() }()
+		runtime.LockOSThread()
+		old, oerr := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if oerr != nil {
+			err = fmt.Errorf("host network: namespace of this thread: %w", oerr)
+			return // the thread ends with the goroutine
+		}
+		defer unix.Close(old)
+		if serr := unix.Setns(ns, unix.CLONE_NEWNET); serr != nil {
+			err = fmt.Errorf("host network: enter namespace: %w", serr)
+			return
+		}
+		err = f()
+		if unix.Setns(old, unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	<-done
+	if panicked != nil {
+		panic(panicked)
+	}
+	return err
+}
+
+// change is one change of the host.
+type change struct {
+	what string
+	r    request
+}
+
+// apply makes changes, and returns the error of each.
+func (h *Host) apply(ctx context.Context, cs []change) []error {
+	rs := make([]request, len(cs))
+	for i, c := range cs {
+		rs[i] = c.r
+		ne.PutUint16(c.r[6:], ne.Uint16(c.r[6:])|unix.NLM_F_ACK)
+	}
+	if h.before == nil {
+		return h.c.do(ctx, rs)
+	}
+	errs := make([]error, len(cs))
+	for i := range cs {
+		if errs[i] = h.before(cs[i].what); errs[i] == nil {
+			errs[i] = h.c.do(ctx, rs[i:i+1])[0]
+		}
+	}
+	return errs
+}
+
+func (h *Host) apply1(ctx context.Context, what string, r request) error {
+	if err := h.apply(ctx, []change{{what, r}})[0]; err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// gone leaves out errors that say that what was to be deleted is not there.
+func gone(err error) error {
+	for _, not := range []error{unix.ESRCH, unix.ENOENT, unix.ENODEV, unix.EADDRNOTAVAIL} {
+		if errors.Is(err, not) {
+			return nil
+		}
+	}
+	return err
+}
+
+// unsupported reports whether err says that the kernel has no such family or table.
+func unsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT)
+}
+
+// Lists.
+
+func (h *Host) links(ctx context.Context) ([]link, error) {
+	var ls []link
+	r := newRequest(unix.RTM_GETLINK, 0, linkHeader(0, 0, 0)).u32(unix.IFLA_EXT_MASK, rtextFilterSkipStat)
+	err := h.c.dump(ctx, r, func(m message) {
+		if l, ok := parseLink(m.body); ok && m.typ == unix.RTM_NEWLINK {
+			ls = append(ls, l)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read links: %w", err)
+	}
+	return ls, nil
+}
+
+func (h *Host) addrs(ctx context.Context) ([]ifaddr, error) {
+	var as []ifaddr
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		r := newRequest(unix.RTM_GETADDR, 0, []byte{fam, 0, 0, 0, 0, 0, 0, 0})
+		err := h.c.dump(ctx, r, func(m message) {
+			if a, ok := parseAddr(m.body); ok && m.typ == unix.RTM_NEWADDR && m.body[0] == fam {
+				as = append(as, a)
+			}
+		})
+		if err != nil && !unsupported(err) {
+			return nil, fmt.Errorf("read addresses: %w", err)
+		}
+	}
+	return as, nil
+}
+
+// routes returns those of a table (0: any) and protocol (0: any) into an interface (0: any) or several.
+func (h *Host) routes(ctx context.Context, fam uint8, table uint32, proto uint8, oif int) ([]route, error) {
+	var rs []route
+	small := uint8(0)
+	if table < 256 {
+		small = uint8(table)
+	}
+	q := newRequest(unix.RTM_GETROUTE, 0, []byte{fam, 0, 0, 0, small, proto, 0, 0, 0, 0, 0, 0})
+	if table != 0 {
+		q = q.u32(unix.RTA_TABLE, table)
+	}
+	if oif != 0 {
+		q = q.u32(unix.RTA_OIF, uint32(oif))
+	}
+	err := h.c.dump(ctx, q, func(m message) {
+		// A kernel without that family answers with what the others have.
+		r, ok := parseRoute(m.body)
+		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == fam &&
+			(table == 0 || r.table == table) && (proto == 0 || r.proto == proto) && (oif == 0 || r.oif == oif) {
+			rs = append(rs, r)
+		}
+	})
+	if err != nil && !unsupported(err) {
+		return nil, fmt.Errorf("read routes: %w", err)
+	}
+	return rs, nil
+}
+
+// ourRoutes returns our routes by prefix, in whatever table and with whatever metric.
+func (h *Host) ourRoutes(ctx context.Context, index int) (map[netip.Prefix][]route, error) {
+	m := make(map[netip.Prefix][]route)
+	if index == 0 {
+		return m, nil
+	}
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		rs, err := h.routes(ctx, fam, 0, uint8(h.o.Protocol), index)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rs {
+			m[r.dst] = append(m[r.dst], r)
+		}
+	}
+	return m, nil
+}
+
+func (h *Host) rules(ctx context.Context) ([]rule, error) {
+	var rs []rule
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		q := newRequest(unix.RTM_GETRULE, 0, []byte{fam, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+		err := h.c.dump(ctx, q, func(m message) {
+			if r, ok := parseRule(m.body); ok && m.typ == unix.RTM_NEWRULE && r.fam == fam {
+				rs = append(rs, r)
+			}
+		})
+		if err != nil && !unsupported(err) {
+			return nil, fmt.Errorf("read rules: %w", err)
+		}
+	}
+	return rs, nil
+}
+
+// lookup asks the kernel where a packet to dst goes; ok is false where there is no way.
+func (h *Host) lookup(ctx context.Context, dst netip.Addr, mark uint32) (r route, ok bool) {
+	fam := family(dst.Is4())
+	q := newRequest(unix.RTM_GETROUTE, 0, []byte{fam, uint8(dst.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	q = q.addr(unix.RTA_DST, dst)
+	if mark != 0 {
+		q = q.u32(unix.RTA_MARK, mark)
+	}
+	err := h.c.one(ctx, q, func(m message) {
+		// This answer is of a route made for the packet, which IPv4 flags as cloned.
+		if m.typ == unix.RTM_NEWROUTE && len(m.body) >= unix.SizeofRtMsg && m.body[0] == fam {
+			ne.PutUint32(m.body[8:], 0)
+			r, ok = parseRoute(m.body)
+		}
+	})
+	return r, ok && err == nil && r.typ == unix.RTN_UNICAST
+}
+
+// rpFilterAll returns net.ipv4.conf.all.rp_filter.
+func (h *Host) rpFilterAll(ctx context.Context) (uint32, error) {
+	var all uint32
+	err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{unix.AF_INET}), func(m message) {
+		var index int32
+		var rp uint32
+		for typ, v := range attrs(m.body, 1) {
+			switch typ {
+			case netconfaIfindex:
+				index = int32(u32(v))
+			case netconfaRPFilter:
+				rp = u32(v)
+			}
+		}
+		if index == netconfaAll && len(m.body) > 0 && m.body[0] == unix.AF_INET {
+			all = rp
+		}
+	})
+	if err != nil && !unsupported(err) {
+		return 0, fmt.Errorf("read the reverse path filter: %w", err)
+	}
+	return all, nil
+}
+
+// Ownership.
+
+// found is what a list of links says of ours.
+type found struct {
+	link    link // ours; zero: none
+	foreign link // has our name and is not ours; zero: none
+	temp    link // has the name that ours has until it is marked, and no mark; zero: none
+	extra   []link
+	lo      link
+	others  []string // aliases of other meshes
+	proto   int      // of our link
+	byIndex map[int]link
+}
+
+func (h *Host) find(ctx context.Context) (found, error) {
+	ls, err := h.links(ctx)
+	if err != nil {
+		return found{}, err
+	}
+	f := found{proto: h.o.Protocol, byIndex: make(map[int]link, len(ls))}
+	mark := aliasPrefix + h.o.Interface + ":"
+	for _, l := range ls {
+		f.byIndex[l.Index] = l
+		rest, ours := strings.CutPrefix(l.Alias, mark)
+		proto, err := strconv.Atoi(rest)
+		ours = ours && err == nil
+		switch {
+		case ours && f.link.Index != 0 && l.Name != h.o.Interface:
+			f.extra = append(f.extra, l)
+		case ours:
+			if f.link.Index != 0 {
+				f.extra = append(f.extra, f.link)
+			}
+			f.link, f.proto = l, proto
+		case l.Name == h.o.Interface:
+			f.foreign = l
+		case l.Name == h.temp && l.Alias == "":
+			f.temp = l
+		case strings.HasPrefix(l.Alias, aliasPrefix):
+			f.others = append(f.others, l.Alias)
+		case l.loopback && f.lo.Index == 0:
+			f.lo = l
+		}
+	}
+	return f, nil
+}
+
+// shared reports whether another mesh has our protocol, so that not all that has it can be ours.
+func (h *Host) shared(f found) bool {
+	return slices.ContainsFunc(f.others, func(alias string) bool {
+		return strings.HasSuffix(alias, ":"+strconv.Itoa(f.proto))
+	})
+}
+
+func (h *Host) foreignLink(l link) error {
+	owner := "a network interface"
+	if l.Kind != "" {
+		owner = "of kind " + l.Kind
+	}
+	if l.Alias != "" {
+		owner += fmt.Sprintf(", with the alias %q", l.Alias)
+	} else {
+		owner += ", without an alias"
+	}
+	return &ForeignError{"link " + l.Name, owner, "remove or rename it, or choose another interface name"}
+}
+
+// Link returns our link: ErrNoLink where there is none, a *ForeignError where another has its name. A link
+// of ours that was renamed is returned under the name it has.
+func (h *Host) Link(ctx context.Context) (Link, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	switch {
+	case err != nil:
+		return Link{}, err
+	case f.link.Index != 0:
+		h.watch.ours.Store(int64(f.link.Index))
+		return f.link.Link, nil
+	case f.foreign.Index != 0:
+		return Link{}, h.foreignLink(f.foreign)
+	}
+	return Link{}, fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
+}
+
+// Adopt returns our link of that kind, and reports whether it had to be created. A link that was renamed
+// gets its name back; one of ours that is of another kind, or has another protocol's mark, is removed
+// first. A link of that name that is not ours is a *ForeignError; so is, where the link has to be created, a table other
+// than the main one in which somebody else has routes.
+//
+// create makes the link under the name it is given, which is not Options.Interface, in the namespace (see
+// Do, the one method it may call); Adopt then marks and renames it. nil has Adopt create a link of that kind without attributes. When
+// something fails no link is left. A new link is down until Up.
+func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) error) (Link, bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return Link{}, false, err
+	}
+	if f.foreign.Index != 0 {
+		return Link{}, false, h.foreignLink(f.foreign)
+	}
+	if (h.o.Rule || h.o.Sources == SourceLoopback) && slices.ContainsFunc(f.others, func(a string) bool {
+		return strings.HasSuffix(a, ":"+strconv.Itoa(h.o.Protocol))
+	}) {
+		return Link{}, false, &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[0]),
+			"choose another protocol: what is on the loopback interface, and rules, would be taken for the other's"}
+	}
+	if f.temp.Index != 0 || len(f.extra) > 0 || f.link.Index != 0 && (f.link.Kind != kind || f.proto != h.o.Protocol) {
+		stale := f
+		if f.link.Kind == kind && f.proto == h.o.Protocol {
+			stale.link = link{}
+		}
+		if err := h.removeLinks(ctx, stale); err != nil {
+			return Link{}, false, err
+		}
+		if f.proto != h.o.Protocol {
+			if err := h.removeMarked(ctx, f, nil); err != nil {
+				return Link{}, false, err
+			}
+		}
+		return h.adopt(ctx, kind, create)
+	}
+	return h.adoptFound(ctx, f, kind, create)
+}
+
+func (h *Host) adopt(ctx context.Context, kind string, create func(string) error) (Link, bool, error) {
+	f, err := h.find(ctx)
+	if err != nil {
+		return Link{}, false, err
+	}
+	return h.adoptFound(ctx, f, kind, create)
+}
+
+func (h *Host) adoptFound(ctx context.Context, f found, kind string, create func(string) error) (_ Link, created bool, err error) {
+	if f.link.Index == 0 {
+		if err := h.checkTable(ctx, f); err != nil {
+			return Link{}, false, err
+		}
+		created = true
+		defer func() {
+			if err != nil {
+				h.discard()
+			}
+		}()
+		if create == nil {
+			create = func(name string) error {
+				return h.apply1(ctx, "create "+kind+" link "+name, newRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, linkHeader(0, 0, 0)).
+					text(unix.IFLA_IFNAME, name).
+					nest(unix.IFLA_LINKINFO, func(r request) request { return r.text(unix.IFLA_INFO_KIND, kind) }))
+			}
+		} else if h.before != nil {
+			if err := h.before("create link " + h.temp); err != nil {
+				return Link{}, false, err
+			}
+		}
+		if err := create(h.temp); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				err = fmt.Errorf("%w: this kernel has no links of kind %s, or may not load the module", err, kind)
+			}
+			return Link{}, false, err
+		}
+		if f, err = h.find(ctx); err != nil {
+			return Link{}, false, err
+		}
+		if f.temp.Index == 0 {
+			return Link{}, false, fmt.Errorf("link %s: %w: it was created, and is not there", h.temp, ErrNoLink)
+		}
+		f.link = f.temp
+	}
+	if f.link.Name != h.o.Interface || f.link.Alias != h.alias {
+		if err := h.mark(ctx, f.link); err != nil {
+			return Link{}, false, err
+		}
+		f.link.Name, f.link.Alias = h.o.Interface, h.alias
+	}
+	h.watch.ours.Store(int64(f.link.Index))
+	return f.link.Link, created, nil
+}
+
+// mark gives a link its name and alias, in one request that is done while nobody else changes links.
+func (h *Host) mark(ctx context.Context, l link) error {
+	rename := newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).
+		text(unix.IFLA_IFNAME, h.o.Interface).attr(unix.IFLA_IFALIAS, []byte(h.alias))
+	what := fmt.Sprintf("rename link %s to %s", l.Name, h.o.Interface)
+	err := h.apply1(ctx, what, rename)
+	if errors.Is(err, unix.EBUSY) { // before Linux 6.2 a link has to be down for that
+		if err = h.apply1(ctx, "take link "+l.Name+" down", newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, unix.IFF_UP))); err == nil {
+			err = h.apply1(ctx, what, rename)
+		}
+	}
+	return err
+}
+
+// discard removes a link that Adopt could not finish, whatever became of its context.
+func (h *Host) discard() {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	f, err := h.find(ctx)
+	if err == nil {
+		err = h.removeLinks(ctx, f)
+	}
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		h.o.Logger.Warn("a link that could not be set up is left; Cleanup removes it", "link", h.temp, "err", err)
+	}
+}
+
+// checkTable reports whether somebody else has routes in our table.
+func (h *Host) checkTable(ctx context.Context, f found) error {
+	if h.o.Table == MainTable {
+		return nil
+	}
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		rs, err := h.routes(ctx, fam, uint32(h.o.Table), 0, 0)
+		if err != nil {
+			return err
+		}
+		if len(rs) > 0 {
+			return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("it has %s", h.owner(f, rs[0])), "choose another table, or empty it"}
+		}
+	}
+	return nil
+}
+
+// owner names a route and whose it is.
+func (h *Host) owner(f found, r route) string {
+	dev := "no interface"
+	if r.oif != 0 {
+		dev = f.byIndex[r.oif].Name
+		if dev == "" {
+			dev = "interface " + strconv.Itoa(r.oif)
+		}
+	}
+	return fmt.Sprintf("a route to %v on %s with protocol %s and metric %d", r.dst, dev, protoName(r.proto), r.metric)
+}
+
+func protoName(p uint8) string {
+	switch p {
+	case unix.RTPROT_KERNEL:
+		return "kernel"
+	case unix.RTPROT_BOOT:
+		return "boot"
+	case unix.RTPROT_STATIC:
+		return "static"
+	case unix.RTPROT_RA:
+		return "ra"
+	case unix.RTPROT_DHCP:
+		return "dhcp"
+	case unix.RTPROT_BGP:
+		return "bgp"
+	case unix.RTPROT_BIRD:
+		return "bird"
+	case unix.RTPROT_ZEBRA:
+		return "zebra"
+	}
+	return strconv.Itoa(int(p))
+}
+
+// Up gives the link its MTU (bytes; 0 leaves it), has it up, with the rule of Options, and removes what is
+// left of other Options. An MTU below MinMTU is ErrMTU where the link has IPv6, since Linux would silently
+// take all IPv6 addresses and routes from it.
+func (h *Host) Up(ctx context.Context, mtu int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	l := f.link
+	if l.Index == 0 {
+		return fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
+	}
+	switch {
+	case mtu < 0 || mtu > 65535 || mtu > 0 && mtu < 68:
+		return fmt.Errorf("link %s: MTU %d: %w: outside 68 to 65535", l.Name, mtu, ErrMTU)
+	case mtu > 0 && mtu < MinMTU && l.inet6 && !l.disabled:
+		return fmt.Errorf("link %s: MTU %d: %w: IPv6 needs %d, and Linux would take it off the link; choose an MTU from %d on, or disable IPv6 on the host",
+			l.Name, mtu, ErrMTU, MinMTU, MinMTU)
+	}
+	if l.Name != h.o.Interface {
+		if f.foreign.Index != 0 {
+			return h.foreignLink(f.foreign)
+		}
+		if err := h.mark(ctx, l); err != nil {
+			return err
+		}
+	}
+	if mtu > 0 && mtu != l.MTU {
+		if err := h.apply1(ctx, fmt.Sprintf("give link %s MTU %d", h.o.Interface, mtu), newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).u32(unix.IFLA_MTU, uint32(mtu))); err != nil {
+			return err
+		}
+	}
+	all, err := h.rpFilterAll(ctx)
+	if err != nil {
+		return err
+	}
+	if max(all, l.rpFilter) == 1 {
+		r := newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).nest(unix.IFLA_AF_SPEC, func(r request) request {
+			return r.nest(unix.AF_INET, func(r request) request {
+				return r.nest(unix.IFLA_INET_CONF, func(r request) request { return r.u32(devconfRPFilter, 2) })
+			})
+		})
+		if err := h.apply1(ctx, "make the reverse path filter of link "+h.o.Interface+" loose", r); err != nil {
+			return err
+		}
+	}
+	if !l.Up {
+		if err := h.apply1(ctx, "take link "+h.o.Interface+" up", newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, unix.IFF_UP, unix.IFF_UP))); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	rs, err := h.rules(ctx)
+	if err != nil {
+		return err
+	}
+	have := make(map[rule]bool)
+	for _, r := range rs {
+		have[r] = true
+	}
+	want := h.wantRules(f)
+	for _, r := range want {
+		if !have[r] {
+			err := h.apply1(ctx, fmt.Sprintf("add a rule for table %d", r.table), r.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+			if !errors.Is(err, unix.EEXIST) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	errs = append(errs, h.removeMarked(ctx, f, want))
+	return errors.Join(errs...)
+}
+
+// wantRules are the rules of Options.
+func (h *Host) wantRules(f found) []rule {
+	if !h.o.Rule {
+		return nil
+	}
+	r := rule{fam: unix.AF_INET, priority: uint32(h.o.Priority), table: uint32(h.o.Table), mark: h.o.Mark, not: h.o.Mark != 0, proto: uint8(h.o.Protocol)}
+	want := []rule{r}
+	if f.lo.inet6 {
+		r.fam = unix.AF_INET6
+		want = append(want, r)
+	}
+	return want
+}
+
+// stale returns what is ours beside the link and not, or no longer, wanted: addresses on the loopback
+// interface and rules. all says that nothing is wanted.
+func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (addrs []ifaddr, rules []rule) {
+	if h.shared(f) {
+		return nil, nil
+	}
+	for _, a := range as {
+		if a.index == f.lo.Index && int(a.proto) == f.proto && (all || h.o.Sources != SourceLoopback) {
+			addrs = append(addrs, a)
+		}
+		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() {
+			addrs = append(addrs, a)
+		}
+	}
+	for _, r := range rs {
+		if int(r.proto) == f.proto && !slices.Contains(want, r) {
+			rules = append(rules, r)
+		}
+	}
+	return addrs, rules
+}
+
+// removeMarked removes what is ours beside the link; with rules that are wanted, what is not wanted.
+func (h *Host) removeMarked(ctx context.Context, f found, want []rule) error {
+	return h.removeStale(ctx, f, want, false)
+}
+
+func (h *Host) removeStale(ctx context.Context, f found, want []rule, all bool) error {
+	as, err := h.addrs(ctx)
+	if err != nil {
+		return err
+	}
+	rs, err := h.rules(ctx)
+	if err != nil {
+		return err
+	}
+	as, rs = h.stale(f, as, rs, want, all)
+	var cs []change
+	for _, r := range rs {
+		cs = append(cs, change{fmt.Sprintf("remove a rule for table %d", r.table), r.request(unix.RTM_DELRULE, 0)})
+	}
+	for _, a := range as {
+		cs = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
+	}
+	var errs []error
+	for i, err := range h.apply(ctx, cs) {
+		if err := gone(err); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", cs[i].what, err))
+		} else {
+			h.o.Logger.Info("removed what was left", "what", cs[i].what)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h *Host) removeLinks(ctx context.Context, f found) error {
+	var errs []error
+	for _, l := range append([]link{f.link, f.temp}, f.extra...) {
+		if l.Index == 0 {
+			continue
+		}
+		err := h.apply1(ctx, "remove link "+l.Name, newRequest(unix.RTM_DELLINK, 0, linkHeader(l.Index, 0, 0)))
+		errs = append(errs, gone(err))
+	}
+	return errors.Join(errs...)
+}
 
 // Remove removes the link with all that is ours, as Cleanup does.
-func (h *Host) Remove(ctx context.Context) error { return errTodo }
+func (h *Host) Remove(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	h.asked = make(map[netip.Prefix]netip.Addr)
+	return errors.Join(h.removeLinks(ctx, f), h.removeStale(ctx, f, nil, true))
+}
+
+// place is the interface that our addresses are on.
+func (h *Host) place(f found) link {
+	if h.o.Sources == SourceLoopback {
+		return f.lo
+	}
+	return f.link
+}
+
+// lacks says why an interface cannot carry a family; nil where it can.
+func (f found) lacks(l link, is4 bool) error {
+	switch {
+	case is4 && !l.inet:
+		return fmt.Errorf("%w: IPv4 on %s: MTU %d is below 68, or the kernel has none", ErrFamily, l.Name, l.MTU)
+	case is4:
+		return nil
+	case !l.inet6 && !f.lo.inet6:
+		return fmt.Errorf("%w: IPv6: the kernel has none, or was started with ipv6.disable=1", ErrFamily)
+	case !l.inet6:
+		return fmt.Errorf("%w: IPv6 on %s: MTU %d is below %d; raise it", ErrFamily, l.Name, l.MTU, MinMTU)
+	case l.disabled:
+		return fmt.Errorf("%w: IPv6 on %s: disabled by net.ipv6.conf.%s.disable_ipv6; set it to 0", ErrFamily, l.Name, l.Name)
+	}
+	return nil
+}
 
 // Read reports what is there. Lists that Linux says were disturbed while it wrote them are read again.
 // Without a link the rest is still reported; a foreign link of our name counts as none.
-func (h *Host) Read(ctx context.Context) (State, error) { return State{}, errTodo }
+func (h *Host) Read(ctx context.Context) (State, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	as, err := h.addrs(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	ours, err := h.ourRoutes(ctx, f.link.Index)
+	if err != nil {
+		return State{}, err
+	}
+	rules, err := h.rules(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	rpAll, err := h.rpFilterAll(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Link: f.link.Link}
+	if f.link.Index != 0 {
+		h.watch.ours.Store(int64(f.link.Index))
+		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
+		s.Addrs = h.readAddrs(f, as)
+		s.Routes = h.readRoutes(ours)
+		staleAddrs, staleRules := h.stale(f, as, rules, h.wantRules(f), false)
+		missing := slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !slices.Contains(rules, r) })
+		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias && len(staleAddrs)+len(staleRules)+len(f.extra) == 0 &&
+			!missing && max(rpAll, f.link.rpFilter) != 1
+	}
+	h.around(ctx, f, as, ours, rpAll, &s)
+	return s, ctx.Err()
+}
 
-// AddAddrs gives this node addresses, all of them host prefixes. One that another link has is a
-// *ForeignError; one of a family that is not available is ErrFamily. The error joins *ItemErrors (see Items); the rest is done.
-func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error { return errTodo }
+func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
+	var ps []netip.Prefix
+	at := h.place(f)
+	for _, a := range as {
+		if a.index != at.Index || a.kernels() || at.loopback && int(a.proto) != h.o.Protocol {
+			continue
+		}
+		ps = append(ps, a.local.Masked())
+	}
+	return prefixes.Set{}.With(ps...)
+}
 
-// RemoveAddrs takes addresses away. Linux removes the routes from them too. Those that are not there, or
-// not ours, are left alone without an error.
-func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error { return errTodo }
+// around reports what is beside the link.
+func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.Prefix][]route, rpAll uint32, s *State) {
+	var connected []netip.Prefix
+	mtu := 0
+	least := func(m int) {
+		if m > 0 && (mtu == 0 || m < mtu) {
+			mtu = m
+		}
+	}
+	for _, a := range as {
+		l := f.byIndex[a.index]
+		ip := a.local.Addr()
+		if a.index == f.link.Index || !l.Up || ip.IsLoopback() || ip.IsLinkLocalUnicast() || l.loopback && int(a.proto) == f.proto {
+			continue
+		}
+		if a.peer.IsValid() {
+			connected = append(connected, prefixes.Host(ip), netip.PrefixFrom(a.peer, a.local.Bits()).Masked())
+		} else {
+			connected = append(connected, a.local.Masked())
+		}
+		if !l.loopback {
+			s.Host.IPv4, s.Host.IPv6 = s.Host.IPv4 || ip.Is4(), s.Host.IPv6 || ip.Is6()
+		}
+	}
+	s.Host.Connected = prefixes.Set{}.With(connected...)
 
-// AddRoutes sends packets for these prefixes into the link, which must be up. A source address must be one of this host's.
-// A route of somebody else for that prefix with our metric is a *ForeignError. The error joins *ItemErrors
-// (see Items); the rest is done. Changing the source address of a route leaves no gap.
-func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error { return errTodo }
+	// Addresses for documentation (RFC 5737, RFC 3849) go where the rest of the world goes.
+	var under link
+	for _, to := range []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, 1}), netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 2: 0x0d, 3: 0xb8, 15: 1})} {
+		r, ok := h.lookup(ctx, to, h.o.Mark)
+		l := f.byIndex[r.oif]
+		if !ok || r.oif == f.link.Index || l.loopback {
+			continue
+		}
+		if to.Is4() {
+			s.Host.IPv4, under = true, l
+		} else {
+			s.Host.IPv6 = true
+		}
+		least(l.MTU)
+		least(int(r.mtu))
+	}
+	if mtu == 0 { // a host whose world is its own networks
+		for _, a := range as {
+			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !a.local.Addr().IsLinkLocalUnicast() {
+				least(l.MTU)
+			}
+		}
+	}
+	s.Host.UnderlayMTU = mtu
 
-// RemoveRoutes removes our routes for these prefixes, in whatever table and with whatever metric. Those
-// that are not there are no error, and those of somebody else are left alone.
-func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error { return errTodo }
+	s.Problems = h.problems(ctx, f, under, ours, rpAll)
+}
 
-// Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a route
-// that is ours or a default. Several changes may be reported as one, ours as somebody else's, and an overrun as a
-// change: the answer to all is to Read. The channel is the same at every call; Close closes it.
-func (h *Host) Changed() <-chan struct{} { return h.changed }
-
-// Do runs f on a thread in the namespace of h, to open a socket or to create a link there. A thread that cannot
-// be brought back ends with f. f must not start goroutines that count on the namespace.
-func (h *Host) Do(f func() error) error { return errTodo }
+// problems asks the kernel for the way back, as the reverse path filter does: without the packet's mark.
+func (h *Host) problems(ctx context.Context, f found, under link, ours map[netip.Prefix][]route, rpAll uint32) (errs []error) {
+	for i, dst := range slices.SortedFunc(maps.Keys(ours), prefixes.Compare) {
+		if !dst.Addr().Is4() || i == 16 {
+			break
+		}
+		if dst.Bits() <= 1 && under.Index != 0 && max(rpAll, under.rpFilter) == 1 {
+			errs = append(errs, fmt.Errorf("the reverse path filter of %s is strict, and %v is routed into %s: packets of peers may be dropped; set net.ipv4.conf.%s.rp_filter to 2",
+				under.Name, dst, f.link.Name, under.Name))
+		}
+		if max(rpAll, f.link.rpFilter) != 1 {
+			continue
+		}
+		if r, ok := h.lookup(ctx, dst.Addr(), 0); !ok || r.oif != f.link.Index {
+			return append(errs, fmt.Errorf("the reverse path filter of %s is strict, and packets to %v do not go there: those from it are dropped; set net.ipv4.conf.%s.rp_filter to 2, or add a rule for table %d",
+				f.link.Name, dst, f.link.Name, h.o.Table))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,508 @@
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/prefixes"
+	"golang.org/x/sys/unix"
+)
+
+// failures gathers the errors of prefixes: the first of each.
+type failures map[netip.Prefix]error
+
+func (f failures) add(p netip.Prefix, err error) {
+	if err != nil && f[p] == nil {
+		f[p] = err
+	}
+}
+
+func (f failures) join() error {
+	var errs []error
+	for _, p := range slices.SortedFunc(maps.Keys(f), prefixes.Compare) {
+		errs = append(errs, &ItemError{p, f[p]})
+	}
+	return errors.Join(errs...)
+}
+
+// each makes changes for prefixes; each error is the prefix's.
+func (h *Host) each(ctx context.Context, ps []netip.Prefix, cs []change, f failures) {
+	for i, err := range h.apply(ctx, cs) {
+		if err != nil {
+			f.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
+		}
+	}
+}
+
+// AddAddrs gives this node addresses, all of them host prefixes. One that another link has is a
+// *ForeignError; one of a family that is not available is ErrFamily. The error joins *ItemErrors (see
+// Items); the rest is done.
+func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	if f.link.Index == 0 {
+		return fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
+	}
+	as, err := h.addrs(ctx)
+	if err != nil {
+		return err
+	}
+	at, fails := h.place(f), failures{}
+	if at.loopback {
+		if err := knowsProtocol(as); err != nil {
+			return err
+		}
+	}
+	by := make(map[netip.Addr][]ifaddr, len(as))
+	for _, a := range as {
+		by[a.local.Addr()] = append(by[a.local.Addr()], a)
+	}
+	var ps []netip.Prefix
+	var cs []change
+	for p := range s.All() {
+		if !p.IsSingleIP() {
+			fails.add(p, errors.New("not a host prefix: an address of a mesh is /32 or /128"))
+			continue
+		}
+		if err := f.lacks(at, p.Addr().Is4()); err != nil {
+			fails.add(p, err)
+			continue
+		}
+		there := false
+		for _, a := range by[p.Addr()] {
+			switch {
+			case a.index == at.Index && a.local == p && (!at.loopback || int(a.proto) == h.o.Protocol):
+				there = true
+			case a.index == f.link.Index || a.index == f.lo.Index && int(a.proto) == h.o.Protocol && !h.shared(f):
+				if a.index == at.Index && p.Addr().Is6() { // IPv6 has an address once, whatever its length
+					ps, cs = append(ps, p), append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
+				}
+			default:
+				fails.add(p, &ForeignError{fmt.Sprintf("address %v", p.Addr()), fmt.Sprintf("%s has it as %v", f.byIndex[a.index].Name, a.local),
+					"take it away there, or give this node another one"})
+				there = true
+			}
+		}
+		if !there {
+			a := ifaddr{index: at.Index, local: p, proto: uint8(h.o.Protocol)}
+			ps = append(ps, p)
+			cs = append(cs, change{fmt.Sprintf("add address %v to %s", p.Addr(), at.Name), a.request(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)})
+		}
+	}
+	h.each(ctx, ps, cs, fails)
+	return fails.join()
+}
+
+// knowsProtocol reports why what is put on the loopback interface could not be told from what others
+// put there.
+func knowsProtocol(as []ifaddr) error {
+	for _, a := range as {
+		if a.proto != 0 {
+			return nil // the kernel itself uses it
+		}
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return err
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	major, rest, _ := strings.Cut(release, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(strings.TrimRightFunc(minor, func(r rune) bool { return r < '0' || r > '9' }))
+	if a > 5 || a == 5 && b >= 18 {
+		return nil
+	}
+	return fmt.Errorf("addresses on the loopback interface: %w: Linux %s cannot mark them as ours, 5.18 can; put them on the link", errors.ErrUnsupported, release)
+}
+
+// RemoveAddrs takes addresses away. Linux removes the routes from them too. Those that are not there, or
+// not ours, are left alone without an error.
+func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	as, err := h.addrs(ctx)
+	if err != nil {
+		return err
+	}
+	var ps []netip.Prefix
+	var cs []change
+	for _, a := range as {
+		p := a.local.Masked()
+		ours := f.link.Index != 0 && a.index == f.link.Index && !a.kernels() ||
+			a.index == f.lo.Index && int(a.proto) == h.o.Protocol && !h.shared(f)
+		if ours && s.Has(p) {
+			ps = append(ps, p)
+			cs = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
+		}
+	}
+	fails := failures{}
+	for i, err := range h.apply(ctx, cs) {
+		if err := gone(err); err != nil {
+			fails.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
+		}
+	}
+	return fails.join()
+}
+
+// cover returns the widest of Options.Cover that has all of p; ok is false where p has its own route.
+func (h *Host) cover(p netip.Prefix) (c netip.Prefix, ok bool) {
+	for c := range h.o.Cover.All() {
+		if c.Bits() <= p.Bits() && c.Contains(p.Addr()) {
+			return c, true
+		}
+	}
+	return p, false
+}
+
+// right reports whether rs, our routes for a prefix, are the one that Options have, and from src.
+func (h *Host) right(rs []route, src netip.Addr) bool {
+	return len(rs) == 1 && h.placed(rs[0]) && rs[0].src == src
+}
+
+// placed reports whether a route of ours has the table and metric of Options.
+func (h *Host) placed(r route) bool {
+	return r.table == uint32(h.o.Table) && r.metric == uint32(h.o.Metric) && r.tos == 0 && r.typ == unix.RTN_UNICAST
+}
+
+// source is the source address that a route has for one that was asked for.
+func (h *Host) source(src netip.Addr) netip.Addr {
+	if h.o.Sources == SourceDevice {
+		return netip.Addr{}
+	}
+	return src
+}
+
+// behind is what one cover stands for.
+type behind struct {
+	first   netip.Prefix
+	source  netip.Addr // of first: the first prefix with a source, if any has one
+	sources map[netip.Addr]bool
+}
+
+// stands returns the covers that stand for something that was asked for.
+func (h *Host) stands() map[netip.Prefix]behind {
+	m := make(map[netip.Prefix]behind)
+	for p, src := range h.asked {
+		c, covered := h.cover(p)
+		if !covered {
+			continue
+		}
+		src = h.source(src)
+		b, ok := m[c]
+		if !ok {
+			b.sources = make(map[netip.Addr]bool)
+		}
+		b.sources[src] = true
+		if !ok || src.IsValid() && !b.source.IsValid() || src.IsValid() == b.source.IsValid() && prefixes.Compare(p, b.first) < 0 {
+			b.first, b.source = p, src
+		}
+		m[c] = b
+	}
+	return m
+}
+
+// keep is the source address of a cover: the one it has, if anything behind it has it, else that of the
+// first behind it.
+func (b behind) keep(have []route) netip.Addr {
+	if len(have) > 0 && b.sources[have[0].src] {
+		return have[0].src
+	}
+	return b.source
+}
+
+// readRoutes says what our routes are in terms of what AddRoutes is asked for.
+func (h *Host) readRoutes(ours map[netip.Prefix][]route) map[netip.Prefix]netip.Addr {
+	m := make(map[netip.Prefix]netip.Addr, len(ours))
+	stands := h.stands()
+	for p, rs := range ours {
+		c, covered := h.cover(p)
+		switch _, used := stands[c]; {
+		case covered && p != c || !h.right(rs, rs[0].src):
+			m[p] = unspecified(family(p.Addr().Is4()))
+		case !covered || !used:
+			m[p] = rs[0].src
+		}
+	}
+	for p, src := range h.asked {
+		c, covered := h.cover(p)
+		rs := ours[c]
+		if _, wrong := m[p]; wrong && covered {
+			continue
+		}
+		if covered && len(rs) == 1 && h.right(rs, stands[c].keep(rs)) || !covered && h.right(rs, h.source(src)) {
+			m[p] = src
+		}
+	}
+	return m
+}
+
+// AddRoutes sends packets for these prefixes into the link, which must be up. A source address must be one
+// of this host's. A route of somebody else for that prefix with our metric is a *ForeignError. The error
+// joins *ItemErrors (see Items); the rest is done. Changing the source address of a route leaves no gap.
+func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, ours, err := h.forRoutes(ctx)
+	if err != nil {
+		return err
+	}
+	if !f.link.Up {
+		return fmt.Errorf("link %s is down: %w", f.link.Name, unix.ENETDOWN)
+	}
+	fails := failures{}
+	want := make(map[netip.Prefix]netip.Addr, len(routes))
+	asked := make(map[netip.Prefix][]netip.Prefix) // what each route that this takes is for
+	before := make(map[netip.Prefix]netip.Addr)
+	for _, r := range routes {
+		p, _, err := prefixes.Canonical(r.Prefix)
+		if err != nil {
+			fails.add(r.Prefix, err)
+			continue
+		}
+		src := r.Source.Unmap()
+		switch is4 := p.Addr().Is4(); {
+		case src.IsValid() && (src.Is4() != is4 || src.Zone() != ""):
+			fails.add(p, fmt.Errorf("source address %v: of another family, or with a zone", src))
+			continue
+		case f.lacks(f.link, is4) != nil:
+			fails.add(p, f.lacks(f.link, is4))
+			continue
+		}
+		c, covered := h.cover(p)
+		if covered || h.o.Sources == SourceDevice {
+			if old, ok := h.asked[p]; ok {
+				before[p] = old
+			}
+			h.asked[p] = src
+		}
+		want[c] = h.source(src)
+		asked[c] = append(asked[c], p)
+	}
+	stands := h.stands()
+	for c := range asked {
+		if b, ok := stands[c]; ok {
+			want[c] = b.keep(ours[c])
+		}
+	}
+	bad := h.ensure(ctx, f, ours, want)
+	var extra []route // routes of their own that what is covered now had from other Options
+	for c, ps := range asked {
+		for _, p := range ps {
+			if err := bad[c]; err != nil {
+				fails.add(p, err)
+				delete(h.asked, p)
+				if old, ok := before[p]; ok {
+					h.asked[p] = old
+				}
+			} else if p != c {
+				extra = append(extra, ours[p]...)
+			}
+		}
+	}
+	h.delete(ctx, extra, fails)
+	return fails.join()
+}
+
+// forRoutes returns our link and our routes.
+func (h *Host) forRoutes(ctx context.Context) (found, map[netip.Prefix][]route, error) {
+	f, err := h.find(ctx)
+	if err != nil {
+		return f, nil, err
+	}
+	if f.link.Index == 0 {
+		return f, nil, fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
+	}
+	h.watch.ours.Store(int64(f.link.Index))
+	ours, err := h.ourRoutes(ctx, f.link.Index)
+	return f, ours, err
+}
+
+// ensure has the link's routes for some prefixes be the ones that Options and their sources say. A source
+// address is changed by way of a second route with the next metric: replacing is not to be had without
+// risking somebody else's route.
+func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]route, want map[netip.Prefix]netip.Addr) failures {
+	fails := failures{}
+	type step struct {
+		p   netip.Prefix
+		r   route
+		add bool
+	}
+	var first, second, third, last []step
+	for p, src := range want {
+		if h.right(ours[p], src) {
+			continue
+		}
+		r := route{dst: p, src: src, table: uint32(h.o.Table), metric: uint32(h.o.Metric), oif: f.link.Index, proto: uint8(h.o.Protocol)}
+		exact, wrong, bridged := false, false, false
+		for _, o := range ours[p] {
+			switch {
+			case h.placed(o) && o.src == src:
+				exact = true
+			case o.table == r.table && o.metric == r.metric:
+				wrong = true
+				second = append(second, step{p, o, false})
+			default:
+				bridged = bridged || o.table == r.table
+				last = append(last, step{p, o, false})
+			}
+		}
+		switch {
+		case exact:
+		case wrong:
+			if !bridged {
+				t := r
+				t.metric++
+				first, last = append(first, step{p, t, true}), append(last, step{p, t, false})
+			}
+			third = append(third, step{p, r, true})
+		default:
+			first = append(first, step{p, r, true})
+		}
+	}
+	var taken []netip.Prefix
+	for _, steps := range [][]step{first, second, third, last} {
+		steps = slices.DeleteFunc(steps, func(s step) bool { return fails[s.p] != nil })
+		cs := make([]change, len(steps))
+		for i, s := range steps {
+			if s.add {
+				cs[i] = change{fmt.Sprintf("add route %v to %s", s.p, f.link.Name), s.r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)}
+			} else {
+				cs[i] = change{fmt.Sprintf("remove route %v from %s", s.p, f.link.Name), s.r.request(unix.RTM_DELROUTE, 0)}
+			}
+		}
+		for i, err := range h.apply(ctx, cs) {
+			s := steps[i]
+			switch {
+			case err == nil || !s.add && gone(err) == nil:
+			case errors.Is(err, unix.EEXIST) && s.r.metric != uint32(h.o.Metric):
+				// Somebody has the place of the second route: its packets go there for an instant.
+			case errors.Is(err, unix.EEXIST):
+				taken = append(taken, s.p)
+				fails.add(s.p, err)
+			case errors.Is(err, unix.EINVAL) && s.add && s.r.src.IsValid():
+				fails.add(s.p, fmt.Errorf("%s: %w: is source address %v one of this host's?", cs[i].what, err, s.r.src))
+			default:
+				fails.add(s.p, fmt.Errorf("%s: %w", cs[i].what, err))
+			}
+		}
+	}
+	h.whose(ctx, f, taken, fails)
+	return fails
+}
+
+// whose says of prefixes whose route exists already to whom it belongs.
+func (h *Host) whose(ctx context.Context, f found, taken []netip.Prefix, fails failures) {
+	for _, is4 := range []bool{true, false} {
+		if !slices.ContainsFunc(taken, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }) {
+			continue
+		}
+		rs, err := h.routes(ctx, family(is4), uint32(h.o.Table), 0, 0)
+		by := make(map[netip.Prefix]route)
+		for _, r := range rs {
+			if r.metric == uint32(h.o.Metric) {
+				by[r.dst] = r
+			}
+		}
+		for _, p := range taken {
+			if p.Addr().Is4() != is4 {
+				continue
+			}
+			owner := "of somebody else"
+			if r, ok := by[p]; ok && err == nil {
+				owner = h.owner(f, r)
+			}
+			fails[p] = &ForeignError{fmt.Sprintf("route %v", p), owner, "remove it, or choose another metric or table"}
+		}
+	}
+}
+
+// delete removes routes of ours.
+func (h *Host) delete(ctx context.Context, rs []route, fails failures) {
+	cs := make([]change, len(rs))
+	for i, r := range rs {
+		cs[i] = change{fmt.Sprintf("remove route %v", r.dst), r.request(unix.RTM_DELROUTE, 0)}
+	}
+	for i, err := range h.apply(ctx, cs) {
+		if err := gone(err); err != nil {
+			fails.add(rs[i].dst, fmt.Errorf("%s: %w", cs[i].what, err))
+		}
+	}
+}
+
+// RemoveRoutes removes our routes for these prefixes, in whatever table and with whatever metric. Those
+// that are not there are no error, and those of somebody else are left alone. A cover stays as long as it
+// covers something that was asked for.
+func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, ours, err := h.forRoutes(ctx)
+	if errors.Is(err, ErrNoLink) {
+		h.asked = make(map[netip.Prefix]netip.Addr)
+		return nil // routes go with their link
+	}
+	if err != nil {
+		return err
+	}
+	fails := failures{}
+	before := make(map[netip.Prefix]netip.Addr)
+	touched := make(map[netip.Prefix][]netip.Prefix) // covers
+	var rs []route
+	for p := range s.All() {
+		if src, ok := h.asked[p]; ok {
+			before[p] = src
+			delete(h.asked, p)
+		}
+		c, covered := h.cover(p)
+		if covered {
+			touched[c] = append(touched[c], p)
+		}
+		if !covered || p != c {
+			rs = append(rs, ours[p]...)
+		}
+	}
+	again := make(map[netip.Prefix]netip.Addr)
+	stands := h.stands()
+	for c := range touched {
+		if b, ok := stands[c]; ok {
+			again[c] = b.keep(ours[c])
+		} else {
+			rs = append(rs, ours[c]...)
+		}
+	}
+	for c, err := range h.ensure(ctx, f, ours, again) {
+		for _, p := range touched[c] {
+			fails.add(p, err)
+		}
+	}
+	gone := failures{}
+	h.delete(ctx, rs, gone)
+	for dst, err := range gone {
+		ps := touched[dst]
+		if len(ps) == 0 {
+			ps = []netip.Prefix{dst}
+		}
+		for _, p := range ps {
+			fails.add(p, err)
+			if src, ok := before[p]; ok {
+				h.asked[p] = src
+			}
+		}
+	}
+	return fails.join()
+}
