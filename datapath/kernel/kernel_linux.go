@@ -1,0 +1,244 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/prefixes"
+)
+
+const kind = "wireguard"
+
+// Kernel is a WireGuard device of Linux. Its methods may be called from any goroutine.
+type Kernel struct {
+	opts Options
+	log  *slog.Logger
+	host *hostnet.Host
+
+	changed chan struct{} // of Notifier; capacity 1
+	done    chan struct{} // closed by Close
+	tasks   sync.WaitGroup
+	closing sync.Once
+
+	op     sync.Mutex // held by whatever reads or changes the device; guards what follows
+	conn   *conn
+	closed bool
+	active bool            // the device was asked for by an Apply, so that it is kept as it should be
+	mended time.Time       // when that was last necessary
+	local  prefixes.Set    // the kernel has no place for it
+	model  *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
+	stats  map[key.Public]datapath.Stats
+	index  int             // of its interface
+	seen   time.Time       // when it was read
+	took   time.Duration   // how long that took
+	told   map[string]bool // problems that were logged
+
+	// For tests.
+	budget   int  // of messages; 0: the default
+	fallback bool // per-prefix removal is not to be used
+}
+
+var (
+	_ datapath.Datapath = (*Kernel)(nil)
+	_ datapath.Notifier = (*Kernel)(nil)
+)
+
+var errClosed = fmt.Errorf("kernel: %w", net.ErrClosed)
+
+// New returns a Kernel, whose device may exist: one that an earlier process left is adopted as it is. It
+// changes nothing on the host, but opens sockets and starts goroutines, which Close ends.
+//
+// Without WireGuard in the kernel it fails with errors.ErrUnsupported.
+func New(o Options) (*Kernel, error) {
+	o = o.defaulted()
+	h, err := hostnet.Open(o.host())
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	c, err := dial(h.Do)
+	if err == nil {
+		err = c.admitted()
+	}
+	if err != nil {
+		c.close()
+		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
+	}
+	k := &Kernel{
+		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool),
+		changed: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	k.tasks.Go(k.watch)
+	return k, nil
+}
+
+// Close ends what the Kernel does in this process. The device goes on forwarding.
+func (k *Kernel) Close() error {
+	var err error
+	k.closing.Do(func() {
+		close(k.done)
+		k.op.Lock()
+		k.closed = true
+		k.conn.close()
+		k.op.Unlock()
+		err = k.host.Close()
+	})
+	k.tasks.Wait()
+	return err
+}
+
+// Cleanup removes what a mesh with these Options left on the host: its device, with its addresses, routes
+// and rules, and nothing else. The mesh must not run.
+func Cleanup(ctx context.Context, o Options) error {
+	if err := cleanup(ctx, o.defaulted()); err != nil {
+		return fmt.Errorf("kernel: %w", err)
+	}
+	return nil
+}
+
+// Read implements datapath.Datapath. A link of the device's name that is somebody else's is no device;
+// it is the SetDevice to come that says whose it is.
+func (k *Kernel) Read(ctx context.Context) (datapath.State, error) {
+	k.op.Lock()
+	defer k.op.Unlock()
+	if k.closed {
+		return datapath.State{}, errClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return datapath.State{}, err
+	}
+	hs, err := k.host.Read(ctx)
+	if err != nil {
+		return datapath.State{}, fmt.Errorf("kernel: %w", err)
+	}
+	if hs.Link.Index != 0 && hs.Link.Kind == kind && !hs.Ready {
+		if !k.active {
+			// Nobody asked for the device yet. It is as good as none, so that somebody does.
+			return k.none(hs), nil
+		}
+		if hs, err = k.mend(ctx, hs); err != nil {
+			return datapath.State{}, err
+		}
+	}
+	if hs.Link.Index == 0 || hs.Link.Kind != kind {
+		return k.none(hs), nil
+	}
+	s, err := k.load(ctx, hs.Link.Index)
+	if errors.Is(err, datapath.ErrNoDevice) || err == nil && !s.Device.Exists() {
+		return k.none(hs), nil
+	}
+	if err != nil {
+		return datapath.State{}, fmt.Errorf("kernel: %w", err)
+	}
+	s.Peers, s.Stats = maps.Clone(s.Peers), maps.Clone(s.Stats) // they are kept here too
+	s.Device.MTU = hs.Link.MTU
+	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, k.local, host(hs)
+	k.tell(hs.Problems)
+	return s, nil
+}
+
+// none is the State without a device.
+func (k *Kernel) none(hs hostnet.State) datapath.State {
+	k.model, k.local = nil, prefixes.Set{}
+	return datapath.State{Host: host(hs)}
+}
+
+func host(hs hostnet.State) datapath.Host {
+	h := hs.Host
+	h.Underlay = datapath.UnderlayShared
+	return h
+}
+
+// tell logs what an operator has to see to, once.
+func (k *Kernel) tell(problems []error) {
+	now := make(map[string]bool)
+	for _, p := range problems {
+		now[p.Error()] = true
+		if !k.told[p.Error()] {
+			k.log.Warn("packets may not arrive", "interface", k.opts.Interface, "reason", p)
+		}
+	}
+	k.told = now
+}
+
+// mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
+const mendEvery = time.Second
+
+// mend has the link up, under its name, with what else belongs to it. op is held.
+func (k *Kernel) mend(ctx context.Context, hs hostnet.State) (hostnet.State, error) {
+	if time.Since(k.mended) < mendEvery {
+		return hs, nil
+	}
+	k.mended = time.Now()
+	k.log.Warn("the device was changed by somebody else, and is brought back", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up)
+	_, _, err := k.host.Adopt(ctx, kind, nil)
+	if err == nil {
+		err = k.host.Up(ctx, 0)
+	}
+	if err == nil {
+		hs, err = k.host.Read(ctx)
+	}
+	if err != nil {
+		return hs, fmt.Errorf("kernel: bringing the device back: %w", wrap("link "+k.opts.Interface, err))
+	}
+	return hs, nil
+}
+
+// load reads WireGuard's part of the device, and has the model be that. op is held.
+func (k *Kernel) load(ctx context.Context, index int) (datapath.State, error) {
+	s, _, err := k.compare(ctx, index)
+	return s, err
+}
+
+// compare is load, and reports whether the device is what the model said. Where peers are is no matter:
+// they roam.
+func (k *Kernel) compare(ctx context.Context, index int) (s datapath.State, same bool, err error) {
+	begun := time.Now()
+	d, err := k.conn.dump(ctx, index)
+	if err != nil {
+		if errors.Is(err, datapath.ErrNoDevice) {
+			k.model = nil
+		}
+		return datapath.State{}, false, err
+	}
+	s = d.State()
+	exact := false
+	if k.model != nil && k.index == index {
+		same, exact = alike(s, k.model.State())
+	}
+	if !exact {
+		k.model = datapath.NewModel(s)
+	}
+	k.stats, k.index, k.seen, k.took = s.Stats, index, time.Now(), time.Since(begun)
+	return s, same, nil
+}
+
+// alike reports whether a device is as a model has it but for endpoints, and whether for those too.
+func alike(s, model datapath.State) (same, exact bool) {
+	d := model.Device
+	d.MTU = 0 // which is the link's
+	if s.Device != d || len(s.Peers) != len(model.Peers) {
+		return false, false
+	}
+	exact = true
+	for k, p := range s.Peers {
+		q, ok := model.Peers[k]
+		if p == q && ok {
+			continue
+		}
+		exact = false
+		q.Endpoint = p.Endpoint
+		if !ok || p != q {
+			return false, false
+		}
+	}
+	return true, exact
+}
