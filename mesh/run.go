@@ -134,7 +134,7 @@ func (r *run) open() error {
 		Node: c.Node, Key: k, Addresses: c.addresses(), Endpoints: r.takeEndpoints(),
 		PortFirst: c.ListenPorts.First, PortLast: last, Mark: c.Mark, MTU: c.MTU, Keepalive: c.Keepalive,
 		Roles: c.Roles, Labels: c.Labels, Accept: accept, Instance: hex.EncodeToString(nonce[:8]),
-		Starts: starts, Device: uint64(binary.BigEndian.Uint32(nonce[8:])),
+		Starts: starts, Rejoin: rejoin(c.Registry), Device: uint64(binary.BigEndian.Uint32(nonce[8:])),
 		Window: c.Window, Audit: c.Audit, Linger: c.Linger,
 	})
 	r.mu.Lock()
@@ -142,6 +142,14 @@ func (r *run) open() error {
 	r.node.machine, r.ready = r.machine, false
 	r.changed()
 	return nil
+}
+
+// rejoin is how long others may need to find the registry again.
+func rejoin(r registry.Registry) time.Duration {
+	if r, ok := r.(registry.Rejoiner); ok {
+		return r.Rejoin()
+	}
+	return 0
 }
 
 func (r *run) identity() (key.Private, core.Starts, error) {
@@ -347,7 +355,7 @@ func (r *run) loop(ctx context.Context) error {
 	}()
 	for {
 		timer.Stop()
-		if at := earlier(r.wake, r.keepAt); !at.IsZero() {
+		if at := earlier(earlier(r.wake, r.keepAt), r.startsAt); !at.IsZero() {
 			timer.Reset(time.Until(at))
 		}
 		select {
@@ -381,9 +389,13 @@ func (r *run) loop(ctx context.Context) error {
 			if b.err != nil {
 				r.do(ctx, core.RegistryFailed{Err: b.err})
 			} else {
+				was := r.raw
 				in := r.opened(b.Batch)
 				in.Second = b.second
 				r.do(ctx, in)
+				if b.Reset {
+					r.carryOver(was)
+				}
 				r.keepSoon()
 			}
 		case in := <-r.results:
@@ -406,6 +418,7 @@ func (r *run) loop(ctx context.Context) error {
 			r.keepSoon()
 		case <-timer.C:
 			r.offerSnapshot()
+			r.keepStartsAgain(ctx)
 			r.do(ctx, core.Tick{})
 		}
 	}
@@ -444,7 +457,7 @@ func (r *run) do(ctx context.Context, in core.Input) {
 func (r *run) carryOut(ctx context.Context, out core.Output) (answers []core.Input) {
 	r.report(out)
 	if out.Starts != nil && r.dir != nil {
-		answers = append(answers, core.Kept{What: "count of starts", Err: r.dir.Keep(*out.Starts)})
+		answers = append(answers, r.keepStarts(*out.Starts))
 	}
 	if out.Publish != nil {
 		r.wanted.Set(*out.Publish)
@@ -541,6 +554,18 @@ func (r *run) opened(b registry.Batch) core.Records {
 		}
 	}
 	return in
+}
+
+// carryOver keeps the entries of nodes that a Reset lacks and the machine does not give up yet: they are
+// opened again when trust changes.
+func (r *run) carryOver(was map[string][]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, data := range was {
+		if _, there := r.raw[name]; !there && r.machine.Knows(name) {
+			r.raw[name] = data
+		}
+	}
 }
 
 func (r *run) openOne(name string, data []byte, now time.Time) core.Opened {

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/warren-mesh/warren/mesh/internal/core"
@@ -23,11 +24,30 @@ type snapshot struct {
 	offered int                  // how often it was handed over
 	keeping watch.Value[offered] // what is to be written
 	written int                  // the newest that is on disk; the writing part's, until it has ended
+
+	starts   core.Starts // as they are to be on disk
+	startsAt time.Time   // when that is tried again; zero: it is done
 }
 
 type offered struct {
 	number  int
 	entries []registry.Entry
+}
+
+// keepStarts writes the count of starts, which is tried again if that fails.
+func (r *run) keepStarts(s core.Starts) core.Kept {
+	err := r.dir.Keep(s)
+	r.starts, r.startsAt = s, time.Time{}
+	if err != nil {
+		r.startsAt = time.Now().Add(keepEvery)
+	}
+	return core.Kept{What: "count of starts", Err: err}
+}
+
+func (r *run) keepStartsAgain(ctx context.Context) {
+	if !r.startsAt.IsZero() && !time.Now().Before(r.startsAt) {
+		r.do(ctx, r.keepStarts(r.starts))
+	}
 }
 
 // remember has the machine know what the registry had when an earlier process last saw it.
@@ -125,8 +145,11 @@ func (r *run) lastSnapshot(left bool) {
 	case r.good != nil && (!r.keepAt.IsZero() || r.offered > r.written):
 		err = r.dir.KeepSnapshot(r.entries())
 	}
+	if !r.startsAt.IsZero() {
+		err = errors.Join(err, r.dir.Keep(r.starts))
+	}
 	if err != nil {
-		r.log.Error("the snapshot on disk is not that of the last state", "err", err)
+		r.log.Error("the state folder is not up to date", "err", err)
 	}
 }
 

@@ -15,11 +15,13 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/mesh"
+	"github.com/warren-mesh/warren/mesh/identity"
 	"github.com/warren-mesh/warren/mesh/meshtest"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry"
 	regmem "github.com/warren-mesh/warren/mesh/registry/memory"
 	"github.com/warren-mesh/warren/mesh/view"
+	"github.com/warren-mesh/warren/mesh/watch"
 )
 
 // withState gives the first node a state folder, which keeps its key.
@@ -301,4 +303,131 @@ func TestRegistryIsBackWithoutNews(t *testing.T) {
 		time.Sleep(time.Second)
 		mustBeWell(t, c)
 	})
+}
+
+// After the store came back empty, nodes find it again one by one. A late one must not take those for gone
+// that are later still.
+func TestRule18_AnEmptiedStoreIsFoundAgainOneByOne(t *testing.T) {
+	for _, nodes := range []int{4, 12} {
+		started(t, meshtest.Options{Nodes: nodes}, func(t *testing.T, c *meshtest.Cluster) {
+			removed := watchRemovals(c)
+			for round := range 3 {
+				for _, n := range c.Nodes {
+					n.Registry.Cut()
+				}
+				time.Sleep(10 * time.Second)
+				c.Store.Restore(regmem.Snapshot{})
+				for _, n := range c.Nodes {
+					n.Registry.Heal()
+					time.Sleep(4 * time.Second / time.Duration(nodes))
+				}
+				time.Sleep(20 * time.Second)
+				check(t, c)
+				if n := removed.Load(); n != 0 {
+					t.Fatalf("round %d: %d peers were removed", round, n)
+				}
+			}
+			mustBeWell(t, c)
+		})
+	}
+}
+
+// slowRegistry takes long to be found again.
+type slowRegistry struct{ *regmem.Registry }
+
+func (slowRegistry) Rejoin() time.Duration { return 30 * time.Second }
+
+func TestRule18_ARegistryThatTakesLongToBeFoundAgain(t *testing.T) {
+	o := meshtest.Options{Nodes: 4, Configure: func(n *meshtest.Node, c *mesh.Config) { c.Registry = slowRegistry{n.Registry} }}
+	started(t, o, func(t *testing.T, c *meshtest.Cluster) {
+		removed := watchRemovals(c)
+		for _, n := range c.Nodes {
+			n.Registry.Cut()
+		}
+		c.Store.Restore(regmem.Snapshot{})
+		for _, n := range c.Nodes {
+			n.Registry.Heal()
+			time.Sleep(9 * time.Second)
+		}
+		time.Sleep(time.Minute)
+		check(t, c)
+		if n := removed.Load(); n != 0 {
+			t.Errorf("%d peers were removed", n)
+		}
+	})
+}
+
+// revoking is a Trust that can revoke.
+type revoking struct {
+	identity.Trust
+	revoked atomic.Value // string: the node
+	changed watch.Value[struct{}]
+}
+
+func (r *revoking) Open(id string, data []byte, now time.Time) (identity.Opened, error) {
+	if node, _ := r.revoked.Load().(string); registry.NodeID(node) == id {
+		return identity.Opened{}, identity.ErrRevoked
+	}
+	return r.Trust.Open(id, data, now)
+}
+
+func (r *revoking) Changed() <-chan struct{} {
+	_, _, stale := r.changed.Get()
+	return stale
+}
+
+// Nodes that a Reset lacks and that are kept for now can be revoked meanwhile.
+func TestRule18_DelaysNoRevocation(t *testing.T) {
+	trust := &revoking{Trust: identity.Plain()}
+	o := meshtest.Options{Nodes: 12, Configure: func(n *meshtest.Node, c *mesh.Config) {
+		if n.Index == 0 {
+			c.Trust = trust
+		}
+	}}
+	started(t, o, func(t *testing.T, c *meshtest.Cluster) {
+		n := c.Nodes[0]
+		for _, o := range c.Nodes[1:] {
+			o.Registry.Cut()
+		}
+		c.Store.Restore(regmem.Snapshot{})
+		time.Sleep(time.Second)
+		n.Registry.Cut()
+		mustHave(t, n, view.RegistryShrank, "")
+		revoked := c.Nodes[3].Config.Node
+		trust.revoked.Store(revoked)
+		trust.changed.Set(struct{}{})
+		time.Sleep(time.Second)
+		if _, there := current(n).Peer(revoked); there || len(current(n).Peers) != 10 {
+			t.Errorf("there %v, %d peers", there, len(current(n).Peers))
+		}
+	})
+}
+
+// What the state folder does not take at first is written later, and at the end of Run at the latest.
+func TestStarts_AreWrittenAgain(t *testing.T) {
+	for _, within := range []bool{true, false} {
+		o, folder := withState(t, meshtest.Options{})
+		starts := filepath.Join(folder, "starts")
+		bubble(t, o, func(t *testing.T, c *meshtest.Cluster) {
+			n := c.Nodes[0]
+			n.Registry.Cut()
+			c.Start()
+			time.Sleep(time.Second)
+			must(t, os.MkdirAll(filepath.Join(starts, "in the way"), 0o700))
+			n.Registry.Heal()
+			time.Sleep(time.Minute)
+			mustHave(t, n, view.StateUnkept, n.Config.Node)
+			must(t, os.RemoveAll(starts))
+			if within {
+				time.Sleep(time.Minute)
+				mustBeWell(t, c)
+			}
+			n.Stop()
+			data, err := os.ReadFile(starts)
+			must(t, err)
+			if !strings.Contains(string(data), `"Epoch":1`) {
+				t.Errorf("kept is %s", data)
+			}
+		})
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // MaxData is how many bytes the Data of one Entry may have: 1 MiB. It leaves room below etcd's default
@@ -117,6 +118,13 @@ type Swapper interface {
 	// Swap. IDs and sizes are refused as by Put. Swap keeps neither old nor new, and current belongs to
 	// the caller.
 	Swap(ctx context.Context, id string, old, new []byte) (current []byte, ok bool, err error)
+}
+
+// Rejoiner is a Registry whose watchers may be some time in finding it again. Not every one is; ask with a
+// type assertion.
+type Rejoiner interface {
+	// Rejoin returns how long after the store is back, at most, all who watch it are.
+	Rejoin() time.Duration
 }
 
 // Batch is what changed, or with Reset, what there is.

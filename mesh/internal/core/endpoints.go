@@ -33,6 +33,7 @@ type trial struct {
 	heardAt  time.Time // when that was seen
 	sentThen uint64
 	silentAt time.Time // more was sent since than goes unanswered by rights, as first seen then; zero: it was not
+	silent   bool      // it went on for so long that another address will do as soon as there is one
 }
 
 const (
@@ -124,7 +125,7 @@ func (m *Machine) candidates(now time.Time, n *node) {
 		// A device created anew has lost its sessions. Where it is now is not where it was, unless the
 		// record still says so. One to which packets would go into the mesh is left for any other.
 		at := m.endpointOf(n)
-		lost := n.rec.Generation != n.generation || at.IsValid() && slices.Contains(looping, record.EndpointFrom(at))
+		lost := t.silent || n.rec.Generation != n.generation || at.IsValid() && slices.Contains(looping, record.EndpointFrom(at))
 		if lost && len(t.candidates) > 0 && !slices.Contains(t.candidates, at) {
 			m.search(now, n, 0)
 		}
@@ -279,7 +280,7 @@ func (m *Machine) endTrial(n *node) {
 func (m *Machine) try(n *node, i int) {
 	s := m.stats[n.key]
 	t := &n.trial
-	t.index, t.proven, t.sentAt, t.sent, t.shook, t.silentAt = i, false, time.Time{}, s.Sent, s.LastHandshake, time.Time{}
+	t.index, t.proven, t.sentAt, t.sent, t.shook, t.silentAt, t.silent = i, false, time.Time{}, s.Sent, s.LastHandshake, time.Time{}, false
 	m.touch(n)
 }
 
@@ -295,7 +296,7 @@ func (m *Machine) search(now time.Time, n *node, i int) {
 
 // heard notes that the proven endpoint answers.
 func (t *trial) heard(now time.Time, s datapath.Stats) {
-	t.shook, t.received, t.heardAt, t.sentThen, t.silentAt = s.LastHandshake, s.Received, now, s.Sent, time.Time{}
+	t.shook, t.received, t.heardAt, t.sentThen, t.silentAt, t.silent = s.LastHandshake, s.Received, now, s.Sent, time.Time{}, false
 }
 
 // observe takes in what the device counted.
@@ -372,6 +373,7 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
 		"see that the node runs and that its UDP port can be reached")
 	m.renew(n)
+	t.silent = true
 	next := slices.Index(t.candidates, p.Endpoint) + 1 // the first, where it has roamed to elsewhere
 	if next < len(t.candidates) || next > 1 {
 		m.search(now, n, next%len(t.candidates))

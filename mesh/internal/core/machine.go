@@ -31,8 +31,9 @@ type Config struct {
 	Labels    map[string]string
 	Accept    func(node string, p netip.Prefix) bool
 	Instance  string
-	Device    uint64 // where the count of devices begins that nothing is known of
-	Starts    Starts // as they were before this start
+	Device    uint64        // where the count of devices begins that nothing is known of
+	Starts    Starts        // as they were before this start
+	Rejoin    time.Duration // how long the others may need to find the registry again
 
 	Window time.Duration // how long changes are gathered before they are put to the device
 	Audit  time.Duration // how often the device is read when nothing happens

@@ -279,9 +279,15 @@ func (tr *trouble) deliver() {
 	tr.step(in)
 }
 
-// rewatch begins the watch anew: everything is told.
+// rewatch begins the watch anew: everything is told. Now and then the store has lost this node's record.
 func (tr *trouble) rewatch() {
-	in := core.Records{Reset: true}
+	tr.bare = rapid.IntRange(0, 3).Draw(tr.t, "own record lost") == 0
+	tr.reread(false)
+	tr.bare = false
+}
+
+func (tr *trouble) reread(second bool) {
+	in := core.Records{Reset: true, Second: second}
 	for _, id := range rapid.Permutation(slices.Sorted(maps.Keys(tr.store))).Draw(tr.t, "order") {
 		in.Put = append(in.Put, tr.store[id])
 	}
@@ -497,7 +503,16 @@ func (tr *trouble) calm() {
 	tr.finish()
 	tr.answerPut()
 	tr.rewatch()
-	tr.run(5 * time.Minute)
+	for range 5 {
+		was := tr.relists
+		tr.run(time.Minute)
+		if tr.relists > was {
+			tr.reread(true)
+		}
+	}
+	if tr.m.View().Ready {
+		tr.run(time.Minute)
+	}
 }
 
 // check compares the device and the view with the oracle's.

@@ -45,6 +45,7 @@ type node struct {
 // records takes in a batch of the registry.
 func (m *Machine) records(now time.Time, in Records) {
 	m.clear(view.RegistryDown, "", "")
+	back := in.Reset && m.wentBack(in)
 	if m.revision != in.Revision {
 		m.revision, m.changed = in.Revision, true
 	}
@@ -72,7 +73,7 @@ func (m *Machine) records(now time.Time, in Records) {
 	if !in.Reset {
 		return
 	}
-	if !m.shrinks(now, in, seen) {
+	if !m.shrinks(now, in, seen, back) {
 		for id := range m.nodes {
 			if !seen[id] && id != m.cfg.Node {
 				m.drop(now, id)

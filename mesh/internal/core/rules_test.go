@@ -1543,6 +1543,7 @@ func TestPorts(t *testing.T) {
 func TestRecord_PutAgainWhenLost(t *testing.T) {
 	s := up(t)
 	s.run(time.Minute)
+	s.bare = true
 	for _, lose := range []core.Records{deleted("m"), reset()} {
 		s.step(lose)
 		if len(s.puts) != 1 || !record.Equal(s.puts[0], s.m.View().Self.Record) || !s.m.View().Self.Published {

@@ -9,27 +9,47 @@ import (
 	"github.com/warren-mesh/warren/mesh/view"
 )
 
-// shrink is a Reset without most of the nodes there were: a store that came back empty, or was pointed at
-// something else, is likelier than that they all left. They are kept until a second reading has confirmed
-// it (rule 18). What else changed is taken in at once.
+// shrink is a Reset without most of the nodes there were, or one of a store that went back: a store that was
+// restored or emptied, or was pointed at something else, is likelier than that they all left. They are kept
+// until a second reading has confirmed it (rule 18). What else changed is taken in at once.
 type shrink struct {
 	since time.Time // zero: there is none
 	asked bool      // for the second reading
+	back  bool      // the store went back, so that others are to publish again what it has lost
+	gone  int       // how many are missing
 	// strays are the peers of the device that was found which were nobody's at the first Reset, if that
 	// is most of them.
 	strays map[key.Public]struct{}
 }
 
 const (
-	// shrinkFrom is how many peers there must be for the guard.
+	// shrinkFrom is how many peers there must be for the guard, unless the store went back.
 	shrinkFrom = 8
-	// shrinkWait is the time until the second reading: enough for nodes to publish again what a restored
-	// store has lost.
+	// shrinkWait is the time until the second reading, where the registry does not take longer to be found
+	// again by all.
 	shrinkWait = 5 * time.Second
 )
 
-// shrinks reports whether the nodes that a Reset lacks are to be kept for now.
-func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool) bool {
+// wentBack reports whether a Reset is that of a store that has lost something: it is older than what was seen,
+// or does not have this node's record as it once had it. m.revision is still that of before.
+func (m *Machine) wentBack(in Records) bool {
+	if m.reset && in.Revision < m.revision {
+		return true
+	}
+	for _, o := range in.Put {
+		if o.Node == m.cfg.Node {
+			if o.Same || o.Err != nil || !m.published {
+				return false
+			}
+			r := o.Record
+			return r.Epoch < m.rec.Epoch || r.Instance == m.cfg.Instance && r.Sequence < m.rec.Sequence
+		}
+	}
+	return m.published || !m.reset && m.cfg.Starts.Epoch > 0
+}
+
+// shrinks reports whether the nodes that a Reset lacks are to be kept for now. back: the store went back.
+func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool, back bool) bool {
 	known, gone := 0, 0
 	for id := range m.nodes {
 		if id != m.cfg.Node {
@@ -39,15 +59,28 @@ func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool) bool 
 			}
 		}
 	}
-	many := tooMany(known, gone)
-	if in.Second || !many && m.shrink.strays == nil {
+	s := &m.shrink
+	back = back && !in.Second || s.back
+	switch {
+	case gone == 0 && s.strays == nil, in.Second && !(back && gone < s.gone):
+		// Complete again; or all of it was confirmed, nobody being on the way back any more.
 		m.grown()
 		return false
+	case in.Second:
+		s.asked, s.since = false, now
+	case !back && !tooMany(known, gone):
+		if s.strays == nil {
+			m.grown()
+		}
+		return false
 	}
-	if many {
-		m.keepFor(now, fmt.Sprintf("the registry now lacks %d of %d nodes", gone, known))
+	s.back, s.gone = back, gone
+	why := "the registry now lacks %d of %d nodes"
+	if back {
+		why = "the registry went back, and lacks %d of %d nodes"
 	}
-	return many
+	m.keepFor(now, fmt.Sprintf(why, gone, known))
+	return true
 }
 
 func tooMany(known, gone int) bool { return known >= shrinkFrom && gone*2 > known }
@@ -71,6 +104,11 @@ func (m *Machine) grown() {
 	}
 	m.shrink = shrink{}
 	m.clear(view.RegistryShrank, "", "")
+}
+
+// secondAt is when the second reading is due.
+func (m *Machine) secondAt() time.Time {
+	return m.shrink.since.Add(max(shrinkWait, m.cfg.Rejoin))
 }
 
 // guardStrays keeps the peers of a device that was found, if most are unknown to the registry at the
@@ -117,13 +155,13 @@ func (m *Machine) sparing(ops []datapath.Op) []datapath.Op {
 
 // confirmShrink asks for the second reading when it is time.
 func (m *Machine) confirmShrink(now time.Time) {
-	if s := &m.shrink; !s.since.IsZero() && !s.asked && now.Sub(s.since) >= shrinkWait {
+	if s := &m.shrink; !s.since.IsZero() && !s.asked && !now.Before(m.secondAt()) {
 		s.asked, m.out.Relist = true, true
 	}
 }
 
 func (m *Machine) shrinkWake(at func(time.Time)) {
 	if s := m.shrink; !s.since.IsZero() && !s.asked {
-		at(s.since.Add(shrinkWait))
+		at(m.secondAt())
 	}
 }

@@ -229,6 +229,7 @@ type sim struct {
 	todo   *core.Output // what is still to be answered
 	wake   time.Time
 	reset  bool  // the machine has had a Reset
+	bare   bool  // the registry has lost this node's record
 	unput  error // of the registry
 	cycles int   // of reading and applying at one instant
 
@@ -307,6 +308,10 @@ func (s *sim) step(in core.Input) {
 	s.t.Helper()
 	if r, ok := in.(core.Records); ok && r.Reset {
 		s.reset = true
+		if self := s.m.View().Self; self.Published && !s.bare && !slices.ContainsFunc(r.Put, func(o core.Opened) bool { return o.Node == s.cfg.Node }) {
+			r.Put = append(slices.Clip(r.Put), good(self.Record))
+			in = r
+		}
 	}
 	s.cycles = 0
 	s.handle(s.m.Step(s.now, in))

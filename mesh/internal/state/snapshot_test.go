@@ -136,3 +136,25 @@ func files(t *testing.T, path string) string {
 	}
 	return all.String()
 }
+
+// What a process that was killed left of a file it was writing goes at the next start; nothing else does.
+func TestTidy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "odd [name]*?")
+	d := open(t, path)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want := files(t, path)
+	for _, name := range []string{".snapshot-1234", ".starts-99", ".owner-1", ".format-x"} {
+		if err := os.WriteFile(filepath.Join(path, name), []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(path, ".of-somebody-else"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open(t, path)
+	if got := files(t, path); got != `.of-somebody-else ""`+"\n"+want {
+		t.Errorf("left is\n%s\nwant\n%s", got, want)
+	}
+}

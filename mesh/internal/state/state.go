@@ -63,10 +63,31 @@ func Open(path, node string, log *slog.Logger) (*Dir, error) {
 	if !ok {
 		return nil, fmt.Errorf("state folder %s: %w%s", path, ErrLocked, holder(path))
 	}
+	d.tidy(log)
 	if err := d.load(node, log); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// tidy removes what a process left that was killed while it wrote.
+func (d *Dir) tidy(log *slog.Logger) {
+	for _, name := range []string{ownerFile, startsFile, formatFile, snapshotFile} {
+		left, _ := filepath.Glob(filepath.Join(escapeGlob(d.path), "."+name+"-*")) // the pattern is good
+		for _, path := range left {
+			if err := os.Remove(path); err != nil && log != nil {
+				log.Warn("what an earlier process left cannot be removed", "err", err)
+			}
+		}
+	}
+}
+
+// escapeGlob has filepath.Glob take path as it is.
+func escapeGlob(path string) string {
+	if filepath.Separator == '\\' {
+		return path // there is no escaping there, and no '*' or '?' in a path
+	}
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
 
 func holder(path string) string {
