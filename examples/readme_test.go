@@ -15,6 +15,7 @@ import (
 	devmem "github.com/warren-mesh/warren/datapath/memory"
 	"github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/mesh"
+	"github.com/warren-mesh/warren/mesh/registry/etcd"
 	"github.com/warren-mesh/warren/mesh/registry/memory"
 	"github.com/warren-mesh/warren/mesh/view"
 )
@@ -40,6 +41,14 @@ func Example() {
 	stop()
 	must(errors.Join(<-ended, device.Close()))
 	// Output: alpha announces 10.80.0.1/32 10.90.1.0/24 and has 0 peers
+}
+
+func withEtcd() {
+	cfg, err := etcd.ParseURL("etcd://127.0.0.1:2379/warren/warren")
+	must(err)
+	reg, err := etcd.New(cfg) // waits for nothing: an etcd that is away is a condition
+	must(err)
+	defer reg.Close()
 }
 
 func must(err error) {
@@ -68,6 +77,12 @@ func TestREADME(t *testing.T) {
 	if want := "func Example() {\n" + function + "\n}\n"; block != want {
 		t.Errorf("the README shows\n%s\nand the example is\n%s", block, want)
 	}
+	_, body, _ := strings.Cut(string(source), "\nfunc withEtcd() {\n")
+	body, _, _ = strings.Cut(body, "\n}\n")
+	if !strings.Contains(string(readme), "```go\n"+body+"\n```") {
+		t.Errorf("the README does not show\n%s", body)
+	}
+	withEtcd()
 }
 
 // The README shows a condition as a line. It is the one that a node has which announces a prefix that
