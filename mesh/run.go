@@ -509,6 +509,9 @@ func (r *run) report(out core.Output) {
 	for _, c := range out.Cleared {
 		r.log.Info("over: "+c.Message, "condition", c.Kind, "about", c.Node)
 	}
+	for _, p := range out.Rekeyed {
+		r.log.Info("peer has another key", "peer", p)
+	}
 	for _, p := range out.Joined {
 		r.log.Info("peer joined", "peer", p)
 	}

@@ -92,6 +92,7 @@ type Registry interface {
 	//   - The first batch is a Reset: everything there is, be it nothing.
 	//   - An error is yielded with a zero Batch, and watching goes on: the registry retries by itself,
 	//     with a delay of its own choosing. A repeated failure may be yielded each time or once.
+	//     An error may have a method Remedy() string that says what an operator can do.
 	//   - When watching works again after an error, a batch says so at once, an empty one if nothing changed.
 	//   - After a gap, which is whenever changes may have been missed, the next batch is a Reset. Where
 	//     the store resumed without a gap there is none.

@@ -2,6 +2,7 @@ package core
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -146,6 +147,7 @@ type Output struct {
 	// For the log, sorted.
 	Raised, Cleared []view.Condition
 	Joined, Left    []string // peers on the device, by node ID
+	Rekeyed         []string // those that stayed, with another key
 }
 
 // Machine is the state of one node. It is not safe for concurrent use.
@@ -237,7 +239,7 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 		m.records(now, in)
 	case RegistryFailed:
 		m.raise(now, view.RegistryDown, "", "", "the registry cannot be watched: "+in.Err.Error(),
-			"forwarding goes on; the watch is retried")
+			"forwarding goes on; the watch is retried"+advice(in.Err))
 	case Remembered:
 		m.remembered(now, in)
 	case Endpoints:
@@ -275,7 +277,21 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 	view.Sort(m.out.Cleared)
 	slices.Sort(m.out.Joined)
 	slices.Sort(m.out.Left)
+	if len(m.out.Joined) > 0 && len(m.out.Left) > 0 {
+		m.out.Rekeyed = both(&m.out.Joined, &m.out.Left)
+	}
 	return m.out
+}
+
+// advice is what err itself says can be done, to be put behind a remedy.
+func advice(err error) string {
+	if r, ok := errors.AsType[interface {
+		error
+		Remedy() string
+	}](err); ok {
+		return "; " + r.Remedy()
+	}
+	return ""
 }
 
 // settle brings the indexes and the wanted State up to date for what was touched.
@@ -411,6 +427,19 @@ func onlyIn(a, b []string, do func(string)) {
 			do(s)
 		}
 	}
+}
+
+// both takes what is in both sorted lists out of them, and returns it.
+func both(a, b *[]string) (common []string) {
+	for _, s := range *a {
+		if _, found := slices.BinarySearch(*b, s); found {
+			common = append(common, s)
+		}
+	}
+	for _, s := range common {
+		*a, *b = remove(*a, s), remove(*b, s)
+	}
+	return common
 }
 
 // View returns what the node sees now.

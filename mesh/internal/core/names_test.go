@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -217,4 +218,17 @@ func TestNames_ANewAddressIsTriedAtOnce(t *testing.T) {
 	s.step(names(t, map[string]string{"example.net": "203.0.113.9"}))
 	s.run(time.Minute)
 	s.wantOps()
+}
+
+// remedied is an error that knows what can be done.
+type remedied struct{ error }
+
+func (remedied) Remedy() string { return "give the user the right to read" }
+
+func TestRegistryFailed_SaysWhatTheErrorAdvises(t *testing.T) {
+	s := up(t)
+	s.step(core.RegistryFailed{Err: fmt.Errorf("watching: %w", remedied{errTest})})
+	if c, _ := s.condition(view.RegistryDown, "", ""); c.Remedy != "forwarding goes on; the watch is retried; give the user the right to read" {
+		t.Errorf("remedy %q", c.Remedy)
+	}
 }

@@ -374,7 +374,7 @@ func (m *Machine) publishWake(at func(time.Time)) {
 // publishDone takes in that a record was put, or could not be.
 func (m *Machine) publishDone(now time.Time, in Published) {
 	if in.Err != nil {
-		m.raise(now, view.PublishFailed, m.cfg.Node, "", "the registry does not take this node's record: "+in.Err.Error(), "it is retried")
+		m.raise(now, view.PublishFailed, m.cfg.Node, "", "the registry does not take this node's record: "+in.Err.Error(), "it is retried"+advice(in.Err))
 		return
 	}
 	m.clear(view.PublishFailed, m.cfg.Node, "")

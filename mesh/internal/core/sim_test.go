@@ -419,6 +419,9 @@ func (s *sim) run(d time.Duration) {
 // note writes what out says to the log, for scenarios.
 func (s *sim) note(out core.Output) {
 	say := func(format string, a ...any) { s.log = append(s.log, s.named(fmt.Sprintf(format, a...))) }
+	for _, id := range out.Rekeyed {
+		say("rekeyed %s", id)
+	}
 	for _, id := range out.Joined {
 		say("joined %s", id)
 	}
