@@ -233,7 +233,7 @@ func (h *Host) readRoutes(ours map[netip.Prefix][]route) map[netip.Prefix]netip.
 	for p, rs := range ours {
 		c, covered := h.cover(p)
 		switch _, used := stands[c]; {
-		case covered && p != c || !h.right(rs, rs[0].src):
+		case covered && p != c || !h.right(rs, h.source(rs[0].src)):
 			m[p] = unspecified(family(p.Addr().Is4()))
 		case !covered || !used:
 			m[p] = rs[0].src
