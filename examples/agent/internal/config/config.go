@@ -9,14 +9,18 @@
 package config
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/expose"
 	"github.com/warren-mesh/warren/mesh"
@@ -105,11 +109,11 @@ func (c Config) Changed(d Config) (names []string) {
 func (c Config) Print(w io.Writer) error {
 	var b strings.Builder
 	if c.File != "" {
-		fmt.Fprintf(&b, "# read from %s\n", c.File)
+		fmt.Fprintf(&b, "# read from %s\n", comment(c.File))
 	}
 	for _, s := range Settings() {
 		values := s.get(c)
-		from := c.Origin(s.Name)
+		from := comment(c.Origin(s.Name))
 		if from == "default" && s.Default != "" && !slices.Equal(values, []string{s.Default}) {
 			from = "default: " + s.Default
 		}
@@ -147,13 +151,37 @@ func redact(s Setting, v string) string {
 	return v
 }
 
-// quote writes s as a YAML scalar. Double-quoted scalars have the escapes of Go's, as far as text without
-// control characters needs them.
+// quote writes s as a YAML scalar that is read again as s.
 func quote(s string) string {
-	plain := s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789./_-+=") == "" &&
+	plain := s != "" && s != "null" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789./_-+=") == "" &&
 		('a' <= s[0] && s[0] <= 'z' || '0' <= s[0] && s[0] <= '9' || s[0] == '/')
-	if plain {
+	switch {
+	case plain:
+		return s
+	case !utf8.ValidString(s): // which YAML has no other way to write
+		return "!!binary " + base64.StdEncoding.EncodeToString([]byte(s))
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default: // which has the line breaks beyond ASCII, too
+			fmt.Fprintf(&b, `\U%08X`, r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// comment returns s, or where that is more than a line of text, in quotes.
+func comment(s string) string {
+	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return s
 	}
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\t", `\t`, "\r", `\r`).Replace(s) + `"`
+	return strconv.QuoteToGraphic(s)
 }

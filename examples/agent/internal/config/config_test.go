@@ -178,6 +178,54 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// So are those in a registry's URL.
+func TestPathsInURL(t *testing.T) {
+	url := "etcds://u@h:1/pre/fix?ca=pki/ca.pem&cert=/x/a+b.pem&key=k%26.pem&password-file=p&server-name=s"
+	want := "etcds://u@h:1/pre/fix?ca=etc/pki/ca.pem&cert=/x/a+b.pem&key=etc/k%26.pem&password-file=etc/p&server-name=s"
+	if c, err := load(ToRun, "registry: "+url, nil, "--config=etc/agent.yaml"); err != nil || c.Registry != want {
+		t.Errorf("from a file: %q and %v", c.Registry, err)
+	}
+	if c, err := load(ToRun, "", nil, "--registry="+url); err != nil || c.Registry != url {
+		t.Errorf("from a flag: %q and %v", c.Registry, err)
+	}
+}
+
+// Whatever a value is, what is printed is read again as the same.
+func TestPrintedIsRead(t *testing.T) {
+	for _, s := range []string{"null", "~", "NULL", "true", "0x1", "- a", "a: b", "# a", "a #b", "<<", "\x00", "\x85", "\u2028", "\ufeff", "\ufffe", "\xff", "\x7f", "a\nb", " a ", "'", `"`, `\`, "日本", "😀", "!!binary x", "*a", "%"} {
+		printed(t, s)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.OneOf(rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "text")
+		printed(t, s)
+	})
+}
+
+func printed(t interface {
+	Helper()
+	Errorf(string, ...any)
+}, s string) {
+	t.Helper()
+	if s == "" {
+		return // which no setting may be
+	}
+	for _, args := range [][]string{{"--state=" + s}, {"--socket=" + s}, {"--label=" + s + "=" + s}, {"--label=a=" + s}, {"--role=" + s}, {"--registry-user=" + s, "--registry-password-file=" + s}} {
+		c, err := load(ToRun, "", nil, append([]string{"--registry=etcd://h:1"}, args...)...)
+		if err != nil {
+			continue // it may not be that
+		}
+		c.File = s
+		var b bytes.Buffer
+		if err := c.Print(&b); err != nil {
+			t.Errorf("%q: %v", s, err)
+		}
+		d, err := load(ToRun, b.String(), nil, "--config=agent.yaml")
+		if err != nil || len(c.Changed(d)) > 0 {
+			t.Errorf("%q, printed and read again, %q differ: %v\n%s", args, c.Changed(d), err, b.String())
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	for _, test := range []struct {
 		file string
@@ -217,7 +265,7 @@ agent.yaml:3: keepalive "25" has no unit; write 25s`},
 		{args: "--expose=80=a:1,80/tcp=b:2", want: `--expose: expose "80/tcp=b:2" has tcp port 80, which goes to a:1 already`},
 		{args: "--socks5=1080", want: `--socks5: socks5 "1080" is not ADDR:PORT`},
 		{args: "--registry=consul://x", want: `--registry: registry "consul://x" has the scheme "consul", which is none of etcd, etcds; or write memory`},
-		{args: "--registry=http:x", want: `--registry: registry "http:x" is no URL; write etcd://HOST:PORT, etcds://HOST:PORT, or memory`},
+		{args: "--registry=http:x", want: `--registry: registry "http:REDACTED" is no URL; write etcd://HOST:PORT, etcds://HOST:PORT, or memory`},
 		{args: "--registry=etcd://u:secret@h:1 --registry-user=u --registry-password-file=p", want: `registry-user (--registry-user) is given, and registry (--registry) names a user as well: etcd://u:REDACTED@h:1; keep one of them`},
 		{env: "WARREN_REGISTRY_CA=ca.pem", args: "--registry=etcd://h:1", want: `registry-ca (WARREN_REGISTRY_CA) is for TLS, and registry (--registry) is etcd://h:1; write etcds:// for a registry with TLS`},
 		{file: "registry-cert: c", args: "--registry=etcds://h:1", want: `registry-cert (agent.yaml:1) is given without registry-key; both are needed`},
@@ -286,6 +334,47 @@ func TestRedacted(t *testing.T) {
 			t.Errorf("%s: got %v", url, err)
 		}
 	}
+}
+
+func TestRedactURL(t *testing.T) {
+	for url, want := range map[string]string{
+		"memory": "memory", "etcd://h:1,i:2/p?timeout=1s": "etcd://h:1,i:2/p?timeout=1s", "etcd://u@h:1": "etcd://u@h:1",
+		"etcd://u:p@h:1/a@b": "etcd://u:REDACTED@h:1/a@b", "etcd://[::1]:1/p": "etcd://[::1]:1/p", "etcd://[::1]:x": "etcd://[::1]:REDACTED",
+		"etcd://warren:hun/ter2": "etcd://warren:REDACTED", "etcd://127.0.0.1:1?password=hunter2": "etcd://127.0.0.1:1?password=REDACTED",
+		"etcd://127.0.0.1:1?timeout=1s&password=hun&ca=ter2": "etcd://127.0.0.1:1?timeout=1s&password=REDACTED", "etcd://h:1?hunter2": "etcd://h:1?REDACTED",
+		"etcd://h:1,warren:hunter2": "etcd://h:1,warren:REDACTED", "etcd://:hunter2@h": "etcd://:REDACTED@h", "consul://h": "consul://h", "h:1": "h:1", "u:x": "u:REDACTED",
+		"etcd://u:1@h:x@y": "etcd://u:REDACTED@y", "etcd://u/x:hunter2@h": "etcd://u:REDACTED@h", "[hunter2]:x": "[hunter2]:REDACTED", "etcd://[::1]hunter2": "etcd://[::1]:REDACTED",
+	} {
+		if got := redactURL(url); got != want {
+			t.Errorf("%s: got %s, want %s", url, got, want)
+		}
+	}
+}
+
+// Wherever a URL has its password, or what was meant to be one, it is not in what is printed.
+func FuzzRedactURL(f *testing.F) {
+	f.Add("hun", "/", "ter2", 0)
+	f.Add("hun", "@", "ter2", 1)
+	f.Add("hun", "?timeout=", "ter2", 2)
+	f.Add("hun", "&", "ter2", 3)
+	f.Add("hun", "://", "ter2", 4)
+	f.Add("hun", ",", "ter2", 5)
+	f.Fuzz(func(t *testing.T, a, between, b string, form int) {
+		forms := []string{"etcd://warren:%s", "etcd://warren:%s@h:1", "etcd://warren:%s@h:1/p?ca=x", "etcd://127.0.0.1:1?password=%s", "etcd://h:1,i:2/p?timeout=1s&pass=%s", "warren:%s@h", "etcds://u@x:%s@[::1]:1", "etcd://:%s@h"}
+		// A secret that is in the output anyway cannot be looked for, and a port is one.
+		secret := "s3" + strings.Trim(a, "0123456789") + between + b + "cret"
+		url := fmt.Sprintf(forms[uint(form)%uint(len(forms))], secret)
+		if got := redactURL(url); strings.Contains(got, secret) {
+			t.Errorf("%q is printed as %q", url, got)
+		}
+		_, err := load(ToRun, "", nil, "--registry="+url)
+		if err == nil {
+			return
+		}
+		if strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), fmt.Sprintf("%q", secret)) {
+			t.Errorf("%q is refused with %v", url, err)
+		}
+	})
 }
 
 func TestMisspeltVariables(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/warren-mesh/warren/examples/agent/internal/nearest"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry"
+	"github.com/warren-mesh/warren/mesh/registry/etcd"
 )
 
 // Host is what Load asks the host. A nil function has no answer.
@@ -157,8 +158,8 @@ func (f *Flags) Load(h Host) (Config, error) {
 			g.values = file[s.Name]
 			g.origin = g.values[0].where
 			for i := range g.values {
-				if v := &g.values[i]; s.file && !filepath.IsAbs(v.text) {
-					v.text = filepath.Join(filepath.Dir(c.File), v.text)
+				if v := &g.values[i]; s.rebase != nil && v.text != "" {
+					v.text = s.rebase(v.text, filepath.Dir(c.File))
 				}
 			}
 		}
@@ -275,6 +276,10 @@ func NodeName(host string) (string, error) {
 func (c *Config) conflicts(use Use, bad func(string, ...any)) {
 	at := func(name string) string { return fmt.Sprintf("%s (%s)", name, c.Origin(name)) }
 	scheme, _, _ := strings.Cut(c.Registry, "://")
+	hasUser := false
+	if u, err := etcd.ParseURL(c.Registry); err == nil {
+		hasUser = u.Username != ""
+	}
 	if use == ToRun && c.Registry == "" {
 		bad("no registry is given: with --registry say where nodes find each other, such as etcd://192.0.2.1:2379, or memory to try the agent alone")
 	}
@@ -289,13 +294,13 @@ func (c *Config) conflicts(use Use, bad func(string, ...any)) {
 				bad("%s means nothing, as %s is memory", at(name), at("registry"))
 			}
 		}
-		if user := redactURL(c.Registry); c.Given("registry-user") && strings.Contains(user, "@") {
-			bad("%s is given, and %s names a user as well: %s; keep one of them", at("registry-user"), at("registry"), user)
+		if c.Given("registry-user") && hasUser {
+			bad("%s is given, and %s names a user as well: %s; keep one of them", at("registry-user"), at("registry"), redactURL(c.Registry))
 		}
 	}
 	for _, pair := range [][2]string{{"registry-cert", "registry-key"}, {"registry-user", "registry-password-file"}} {
 		for i, name := range pair {
-			if other := pair[1-i]; c.Given(name) && !c.Given(other) && !(other == "registry-user" && strings.Contains(redactURL(c.Registry), "@")) {
+			if other := pair[1-i]; c.Given(name) && !c.Given(other) && !(other == "registry-user" && hasUser) {
 				bad("%s is given without %s; both are needed", at(name), other)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,7 +55,7 @@ type Setting struct {
 	Reload  bool   // a running agent takes up a change at SIGHUP
 	Example string // a value that is right
 
-	file   bool // a path: in the file relative to the file's folder
+	rebase func(s, dir string) string // has the paths in a value of the file be relative to its folder; nil: there are none
 	set    func(*Config, string) error
 	get    func(Config) []string
 	redact func(string) string
@@ -72,14 +73,14 @@ func Variable(flag string) string {
 func Settings() []Setting {
 	return []Setting{
 		{
-			Name: "state", Value: "DIR", Use: ToFind, Example: "/var/lib/warren", file: true,
+			Name: "state", Value: "DIR", Use: ToFind, Example: "/var/lib/warren", rebase: rebase,
 			Default: "/var/lib/warren for root, else a folder of the user",
 			Usage:   "folder of the node's key, starts, snapshot and socket; one process at a time has it",
 			set:     func(c *Config, s string) error { c.State = filepath.Clean(s); return nil },
 			get:     func(c Config) []string { return one(c.State) },
 		},
 		{
-			Name: "socket", Value: "PATH", Use: ToFind, Example: "/run/warren.sock", file: true,
+			Name: "socket", Value: "PATH", Use: ToFind, Example: "/run/warren.sock", rebase: rebase,
 			Default: "agent.sock in the state folder",
 			Usage:   "socket through which the other commands reach a running agent",
 			set:     func(c *Config, s string) error { c.Socket = filepath.Clean(s); return nil },
@@ -101,20 +102,20 @@ func Settings() []Setting {
 		{
 			Name: "registry", Value: "URL", Use: ToRegister, Example: "etcd://192.0.2.1:2379,192.0.2.2:2379", Reload: true,
 			Usage: "where nodes find each other: etcd://HOST:PORT[,HOST:PORT...][/PREFIX], etcds:// with TLS, or memory for a mesh of this node alone (prefix: /warren/MESH/)",
-			set:   setRegistry, get: func(c Config) []string { return one(c.Registry) }, redact: redactURL,
+			set:   setRegistry, get: func(c Config) []string { return one(c.Registry) }, redact: redactURL, rebase: rebaseURL,
 		},
 		{
-			Name: "registry-ca", Value: "FILE", Use: ToRegister, Example: "ca.pem", Default: "what the system trusts", file: true, Reload: true,
+			Name: "registry-ca", Value: "FILE", Use: ToRegister, Example: "ca.pem", Default: "what the system trusts", rebase: rebase, Reload: true,
 			Usage: "certificates, in PEM, of whom the registry's certificate must be from (etcds)",
 			set:   setPath(func(c *Config) *string { return &c.RegistryCA }), get: func(c Config) []string { return one(c.RegistryCA) },
 		},
 		{
-			Name: "registry-cert", Value: "FILE", Use: ToRegister, Example: "node.pem", file: true, Reload: true,
+			Name: "registry-cert", Value: "FILE", Use: ToRegister, Example: "node.pem", rebase: rebase, Reload: true,
 			Usage: "this node's certificate for the registry, in PEM; with registry-key (etcds)",
 			set:   setPath(func(c *Config) *string { return &c.RegistryCert }), get: func(c Config) []string { return one(c.RegistryCert) },
 		},
 		{
-			Name: "registry-key", Value: "FILE", Use: ToRegister, Example: "node-key.pem", file: true, Reload: true,
+			Name: "registry-key", Value: "FILE", Use: ToRegister, Example: "node-key.pem", rebase: rebase, Reload: true,
 			Usage: "key of registry-cert, in PEM",
 			set:   setPath(func(c *Config) *string { return &c.RegistryKey }), get: func(c Config) []string { return one(c.RegistryKey) },
 		},
@@ -125,7 +126,7 @@ func Settings() []Setting {
 			get:   func(c Config) []string { return one(c.RegistryUser) },
 		},
 		{
-			Name: "registry-password-file", Value: "FILE", Use: ToRegister, Example: "password", file: true, Reload: true,
+			Name: "registry-password-file", Value: "FILE", Use: ToRegister, Example: "password", rebase: rebase, Reload: true,
 			Usage: "file with the password of registry-user",
 			set:   setPath(func(c *Config) *string { return &c.RegistryPasswordFile }), get: func(c Config) []string { return one(c.RegistryPasswordFile) },
 		},
@@ -271,7 +272,7 @@ func setName(field func(*Config) *string) func(*Config, string) error {
 }
 
 func setRegistry(c *Config, s string) error {
-	scheme, _, ok := strings.Cut(s, "://")
+	scheme, _, ok := cutScheme(s)
 	switch {
 	case s == "memory":
 	case !ok:
@@ -287,24 +288,143 @@ func setRegistry(c *Config, s string) error {
 	return nil
 }
 
-// redactURL hides a password in what may be a registry's URL, or was meant to be one: whatever is between
-// the first ':' and the last '@'.
+// redactURL hides a password in what may be a registry's URL, or was meant to be one. Of what is no URL of a
+// registry, no more is shown than cannot be one.
 func redactURL(s string) string {
-	scheme, rest, ok := strings.Cut(s, "://")
-	if !ok {
-		scheme, rest = "", s
-	} else {
+	if s == "memory" {
+		return s
+	}
+	scheme, rest, ok := cutScheme(s)
+	if ok {
 		scheme += "://"
 	}
-	at := strings.LastIndexByte(rest, '@')
+	if _, err := etcd.ParseURL(s); err == nil {
+		return scheme + redactUser(rest)
+	}
+	// The last '@' is what ends a password at the latest, wherever the one who wrote it took that to be.
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		user, hosts := rest[:at], rest[at+1:]
+		if end := strings.IndexAny(user, ":/?#@"); end >= 0 {
+			user = user[:end] + ":" + redacted
+		}
+		return scheme + user + "@" + redactHosts(hosts)
+	}
+	return scheme + redactHosts(rest)
+}
+
+const redacted = "REDACTED"
+
+// cutScheme takes SCHEME://REST apart. What has no scheme is all rest.
+func cutScheme(s string) (scheme, rest string, ok bool) {
+	scheme, rest, ok = strings.Cut(s, "://")
+	if !ok || scheme == "" || strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.") != "" { // RFC 3986, section 3.1
+		return "", s, false
+	}
+	return scheme, rest, true
+}
+
+// redactUser hides the password of a URL, but for its scheme, that can be read.
+func redactUser(s string) string {
+	authority := s
+	if end := strings.IndexAny(s, "/?"); end >= 0 {
+		authority = s[:end]
+	}
+	at := strings.LastIndexByte(authority, '@')
 	if at < 0 {
 		return s
 	}
-	user, _, has := strings.Cut(rest[:at], ":")
+	user, _, has := strings.Cut(authority[:at], ":")
 	if !has {
 		return s
 	}
-	return scheme + user + ":REDACTED" + rest[at:]
+	return user + ":" + redacted + s[at:]
+}
+
+// redactHosts hides what may be a password in HOST:PORT,HOST:PORT/PREFIX?QUERY: whatever follows a ':' and
+// is no port, and in the query from the first parameter on that a registry does not know.
+func redactHosts(s string) string {
+	end := len(s)
+	if i := strings.IndexAny(s, "/?#"); i >= 0 {
+		end = i
+	}
+	n := 0 // bytes of hosts
+	for host := range strings.SplitSeq(s[:end], ",") {
+		name, port, has := cutPort(host)
+		if has && !isPort(port) {
+			return s[:n] + name + ":" + redacted
+		}
+		n += len(host) + 1
+	}
+	before, query, has := strings.Cut(s, "?")
+	if !has {
+		return s
+	}
+	var shown []string
+	for kv := range strings.SplitSeq(query, "&") {
+		k, _, has := strings.Cut(kv, "=")
+		if slices.Contains(urlParameters, k) {
+			shown = append(shown, kv)
+			continue
+		}
+		if has {
+			k += "="
+		} else {
+			k = ""
+		}
+		shown = append(shown, k+redacted)
+		break
+	}
+	return before + "?" + strings.Join(shown, "&")
+}
+
+// cutPort takes HOST:PORT apart, of which HOST may be an IPv6 address in brackets.
+func cutPort(s string) (host, port string, has bool) {
+	if i := strings.IndexByte(s, ']'); i >= 0 && strings.HasPrefix(s, "[") {
+		if _, err := netip.ParseAddr(s[1:i]); err == nil {
+			port, has = strings.CutPrefix(s[i+1:], ":")
+			return s[:i+1], port, has || port != ""
+		}
+	}
+	return strings.Cut(s, ":")
+}
+
+func isPort(s string) bool {
+	_, err := parsePort(s)
+	return err == nil
+}
+
+// The parameters of a registry's URL.
+var (
+	urlFiles      = []string{"ca", "cert", "key", "password-file"} // paths, in the file relative to its folder
+	urlParameters = append([]string{"server-name", "timeout"}, urlFiles...)
+)
+
+// rebaseURL has the paths in a registry's URL be relative to dir.
+func rebaseURL(s, dir string) string {
+	if _, err := etcd.ParseURL(s); err != nil {
+		return s
+	}
+	before, query, has := strings.Cut(s, "?")
+	if !has {
+		return s
+	}
+	parts := strings.Split(query, "&")
+	for i, kv := range parts {
+		k, v, _ := strings.Cut(kv, "=")
+		path, err := url.QueryUnescape(v)
+		if err == nil && slices.Contains(urlFiles, k) {
+			parts[i] = k + "=" + strings.ReplaceAll(url.QueryEscape(rebase(path, dir)), "%2F", "/")
+		}
+	}
+	return before + "?" + strings.Join(parts, "&")
+}
+
+// rebase has a path be relative to dir.
+func rebase(path, dir string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
 }
 
 // RedactURL returns a registry's URL without the password it may have.

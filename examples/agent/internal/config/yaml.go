@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -164,11 +165,14 @@ func (p *parser) setting(s Setting, k, v *yaml.Node) {
 				p.bad(k, "%s has the key %q in line %d already", s.Name, k.Value, lines[k.Value])
 			default:
 				lines[k.Value] = k.Line
-				text := e.Value
-				if isNull(e) {
-					text = ""
+				key, ok := p.text(s, k)
+				text, ok2 := "", true
+				if !isNull(e) {
+					text, ok2 = p.text(s, e)
 				}
-				p.values[s.Name] = append(p.values[s.Name], value{k.Value + "=" + text, p.at(k)})
+				if ok && ok2 {
+					p.values[s.Name] = append(p.values[s.Name], value{key + "=" + text, p.at(k)})
+				}
 			}
 		}
 	default:
@@ -177,7 +181,21 @@ func (p *parser) setting(s Setting, k, v *yaml.Node) {
 }
 
 func (p *parser) scalar(s Setting, n *yaml.Node) {
-	p.values[s.Name] = append(p.values[s.Name], value{n.Value, p.at(n)})
+	if text, ok := p.text(s, n); ok {
+		p.values[s.Name] = append(p.values[s.Name], value{text, p.at(n)})
+	}
+}
+
+// text is what a scalar says, if it says anything.
+func (p *parser) text(s Setting, n *yaml.Node) (string, bool) {
+	if n.ShortTag() != "!!binary" {
+		return n.Value, true
+	}
+	b, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(n.Value), ""))
+	if err != nil {
+		p.bad(n, "%s is tagged !!binary and is no base64", s.Name)
+	}
+	return string(b), err == nil
 }
 
 func isNull(n *yaml.Node) bool {
