@@ -1,10 +1,12 @@
 # make test does everything that continuous integration does. Run as root on Debian or Ubuntu, it first
 # installs what the tests use besides Go.
 
-.PHONY: test quick packages fmt fmtcheck vet staticcheck lint cross quickstart full race fuzz bench
+.PHONY: test quick packages fmt fmtcheck vet staticcheck lint cross quickstart full race kernel fuzz bench
 
 GO = go
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+VMRUN = github.com/warren-mesh/warren/datapath/internal/vmrun
+KERNELS = 6.1 6.12 newest
 PLATFORMS = linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
 FUZZTIME = 30s
 TESTFLAGS =
@@ -13,9 +15,9 @@ TIMEOUT = 15m
 # A checkout owned by another user is no reason to fail: no version is stamped into what is built.
 export GOFLAGS = -buildvcs=false
 
-# The race detector comes last, so that the last lines tell how every package fared. One package at a
+# The race detector comes late, so that the last lines tell how every package fared. One package at a
 # time: with it, key exchange is slow enough for two to make each other's nodes late.
-test: packages fmtcheck vet staticcheck cross quickstart full race
+test: packages fmtcheck vet staticcheck cross quickstart full race kernel
 
 quick:
 	$(GO) test -short ./...
@@ -66,6 +68,22 @@ race:
 	else \
 		CGO_ENABLED=1 $(GO) test -race -p 1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...; \
 	fi
+
+# The kernel datapath, under real kernels in QEMU: see datapath/internal/vmrun.
+kernel:
+	@if ! ls datapath/kernel/*_test.go >/dev/null 2>&1; then \
+		echo '== kernel: there is nothing to test in datapath/kernel'; \
+		exit 0; \
+	fi; \
+	for k in $(KERNELS); do \
+		echo "== kernel $$k"; \
+		if ! CGO_ENABLED=0 $(GO) run $(VMRUN) -kernel $$k -check; then \
+			if [ "$${CI:-}" = true ]; then exit 1; fi; \
+			echo "so nothing is tested under kernel $$k"; \
+			continue; \
+		fi; \
+		CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) -exec "$(GO) run $(VMRUN) -kernel $$k" ./datapath/kernel || exit 1; \
+	done
 
 fuzz:
 	@for p in $$($(GO) list ./...); do \

@@ -32,6 +32,7 @@ type options struct {
 	keep    bool
 	list    bool
 	fetch   bool
+	check   bool
 	verbose bool
 
 	program string
@@ -61,6 +62,7 @@ func parseArgs(args []string, usage io.Writer) (options, error) {
 	fs.BoolVar(&o.keep, "keep", false, "keep the guest's file system and console, and say where")
 	fs.BoolVar(&o.list, "list", false, "list the kernels and where they are")
 	fs.BoolVar(&o.fetch, "fetch", false, "get the kernel, even if it is there, and run nothing")
+	fs.BoolVar(&o.check, "check", false, "get the kernel if it is not there, say what is missing to run a program, and run nothing")
 	fs.BoolVar(&o.verbose, "v", false, "say what is done, and show the kernel's console")
 
 	switch err := fs.Parse(args); {
@@ -76,7 +78,7 @@ func parseArgs(args []string, usage io.Writer) (options, error) {
 		o.program, o.args = fs.Arg(0), fs.Args()[1:]
 	}
 	switch {
-	case o.program == "" && !o.list && !o.fetch:
+	case o.program == "" && !o.list && !o.fetch && !o.check:
 		return o, errors.New("no program to run: usage: vmrun [flags] program [argument ...]")
 	case o.memory < 128:
 		return o, fmt.Errorf("-memory %d: a guest needs 128 MiB", o.memory)
@@ -170,6 +172,7 @@ func guestEnv(env []string) []string {
 		switch name {
 		case "CI", "TERM", "TZ", "LANG", "NO_COLOR", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT":
 			guest = append(guest, e)
+		case "WARREN_VMRUN": // the guest's is another
 		default:
 			if strings.HasPrefix(name, "WARREN_") {
 				guest = append(guest, e)

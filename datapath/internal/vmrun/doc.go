@@ -19,7 +19,7 @@
 // from Debian's archive through an apt directory of vmrun's own; nothing is installed, and root is not
 // needed. They are kept in $XDG_CACHE_HOME/warren-vmrun, looked for again once they are a week old, and
 // used as they are where that fails: with a warm cache no network is needed. -fetch gets the kernel now
-// and runs nothing, -list shows what is there.
+// and -list shows what is there. -check says whether a program could be run.
 //
 // # Guest
 //

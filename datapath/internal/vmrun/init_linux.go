@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -76,9 +77,15 @@ func guest() error {
 	if err := f.send(frameHello, nil); err != nil {
 		return err
 	}
+	before := warned()
 	status, err := runProgram(c, f)
 	if err != nil {
 		return f.send(frameCannot, []byte(err.Error()))
+	}
+	if warned() && !before {
+		if err := f.send(frameNote, []byte("the kernel warned of something: -v shows its console")); err != nil {
+			return err
+		}
 	}
 	for i, out := range c.Out {
 		if err := sendFile(f, i, out.Guest); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -119,8 +126,9 @@ func loadModule(file string) []string {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	none := []byte{0}
-	_, _, errno := syscall.Syscall(syscall.SYS_INIT_MODULE, uintptr(unsafe.Pointer(&data[0])), uintptr(len(data)), uintptr(unsafe.Pointer(&none[0])))
+	name, _ := moduleName(file)
+	options := append([]byte(moduleOptions[name]), 0)
+	_, _, errno := syscall.Syscall(syscall.SYS_INIT_MODULE, uintptr(unsafe.Pointer(&data[0])), uintptr(len(data)), uintptr(unsafe.Pointer(&options[0])))
 	if errno != 0 && errno != syscall.EEXIST {
 		return []string{fmt.Sprintf("load module %s: %v", filepath.Base(file), errno)}
 	}
@@ -187,6 +195,17 @@ func linkUp(name string) error {
 		return errno
 	}
 	return nil
+}
+
+// warned reports whether the kernel has met something that should not be (a WARN, an oops, a lockup).
+func warned() bool {
+	const dead, warn, lockup = 1 << 7, 1 << 9, 1 << 14 // Documentation/admin-guide/tainted-kernels.rst
+	b, err := os.ReadFile("/proc/sys/kernel/tainted")
+	if err != nil {
+		return false
+	}
+	taint, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	return err == nil && taint&(dead|warn|lockup) != 0
 }
 
 // runProgram runs the program, sends what it writes, and returns its status once nothing is left that

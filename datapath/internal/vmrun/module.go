@@ -29,6 +29,9 @@ var defaultModules = []string{
 	"nf_tables", "nf_conntrack", "nft_ct", "nft_nat", "nft_masq", "nft_chain_nat", "nft_reject_inet", "nft_fib_inet", "nft_log", "nft_limit",
 }
 
+// moduleOptions are what modules are loaded with. No interface is there that nobody asked for.
+var moduleOptions = map[string]string{"dummy": "numdummies=0"}
+
 // kernel is an unpacked kernel.
 type kernel struct {
 	release string

@@ -83,6 +83,9 @@ func (r *runner) run() (int, error) {
 		}
 		return 0, err
 	}
+	if r.check {
+		return 0, r.canRun()
+	}
 	program, err := filepath.Abs(r.program)
 	if err != nil {
 		return 0, err
@@ -93,11 +96,8 @@ func (r *runner) run() (int, error) {
 	case interp != "":
 		return 0, cannot("%s is linked dynamically, with %s, which a guest has not got: build it with CGO_ENABLED=0 and without -race", r.program, interp)
 	}
-	if interp, err := interpreter("/proc/self/exe"); err != nil || interp != "" {
-		return 0, cannot("vmrun is its guest's init, and this one is linked dynamically: build it with CGO_ENABLED=0 and without -race (%v)", err)
-	}
-	if _, err := exec.LookPath(qemu); err != nil {
-		return 0, cannot("%s is missing: apt-get install qemu-system-x86", qemu)
+	if err := canBoot(); err != nil {
+		return 0, err
 	}
 	k, err := r.kernelOf(r.fetch)
 	if err != nil {
@@ -121,6 +121,26 @@ func (r *runner) run() (int, error) {
 	g.work = work
 	r.log("built the guest's file system")
 	return g.boot(r)
+}
+
+// canBoot returns what is missing to boot any kernel.
+func canBoot() error {
+	if interp, err := interpreter("/proc/self/exe"); err != nil || interp != "" {
+		return cannot("vmrun is the guest's init, and this one is linked dynamically: build it with CGO_ENABLED=0 and without -race")
+	}
+	if _, err := exec.LookPath(qemu); err != nil {
+		return cannot("%s is missing: apt-get install qemu-system-x86", qemu)
+	}
+	return nil
+}
+
+// canRun returns what is missing to run a program.
+func (r *runner) canRun() error {
+	if err := canBoot(); err != nil {
+		return err
+	}
+	_, err := r.kernelOf(false)
+	return err
 }
 
 // kernelOf returns the kernel that -kernel names.
@@ -393,16 +413,38 @@ func (c *console) bytes() []byte {
 	return slices.Clone(c.b)
 }
 
-// tail is the last of the console, to be shown.
+// How much of a console is worth showing: a panic with its stack, and what came before another end.
+const (
+	panicLines = 120
+	tailLines  = 40
+)
+
+// panicked returns the line in which the kernel says why it gave up, if it did.
+func (c *console) panicked() (string, bool) {
+	for line := range strings.Lines(string(c.bytes())) {
+		if _, why, ok := strings.Cut(line, "Kernel panic - "); ok {
+			return strings.TrimSpace(printable(why)), true
+		}
+	}
+	return "", false
+}
+
+// tail is the end of the console, to be shown: from where things went wrong, as far as that can be seen.
 func (c *console) tail() string {
 	lines := strings.Split(strings.TrimSpace(printable(string(c.bytes()))), "\n")
-	if len(lines) > 60 {
-		lines = lines[len(lines)-60:]
-	}
 	if len(lines) == 1 && lines[0] == "" {
 		return "the kernel wrote nothing to its console"
 	}
-	return "the end of the kernel's console:\n| " + strings.Join(lines, "\n| ")
+	wrong := slices.IndexFunc(lines, func(line string) bool {
+		return strings.Contains(line, "BUG:") || strings.Contains(line, "Oops") || strings.Contains(line, "Kernel panic")
+	})
+	switch {
+	case wrong >= 0:
+		lines = lines[wrong:min(len(lines), wrong+panicLines)]
+	case len(lines) > tailLines:
+		lines = lines[len(lines)-tailLines:]
+	}
+	return "the kernel's console:\n| " + strings.Join(lines, "\n| ")
 }
 
 // printable leaves out what would do something to a terminal.
@@ -420,7 +462,7 @@ const bootLimit = 5 * time.Minute
 
 // boot boots the guest and returns the program's status.
 func (g *guestMachine) boot(r *runner) (int, error) {
-	ctx, cancel := context.WithTimeoutCause(r.ctx, g.timeout, statusError{statusTimeout, ""})
+	ctx, cancel := context.WithTimeout(r.ctx, g.timeout)
 	defer cancel()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -428,98 +470,120 @@ func (g *guestMachine) boot(r *runner) (int, error) {
 	}
 	theirs, ours := os.NewFile(uintptr(fds[0]), "guest"), os.NewFile(uintptr(fds[1]), "guest")
 	defer ours.Close()
-
-	args := g.qemuArgs(r)
 	con := new(console)
 	if r.verbose {
 		con.copy = os.Stderr
 	}
+	args := g.qemuArgs(r)
 	r.log("%s %s", qemu, strings.Join(args, " "))
-	quit := make(chan struct{})
-	exited := make(chan error, 1)
-	started := make(chan error, 1)
-	go func() {
-		// The kernel ends QEMU when the thread that started it goes, which therefore stays.
-		runtime.LockOSThread()
-		cmd := exec.Command(qemu, args...)
-		cmd.Stdout, cmd.Stderr = con, con
-		cmd.ExtraFiles = []*os.File{theirs}
-		cmd.WaitDelay = time.Second
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-		err := cmd.Start()
-		theirs.Close()
-		started <- err
-		if err != nil {
-			return
-		}
-		go func() {
-			<-quit
-			_ = cmd.Process.Kill()
-		}()
-		exited <- cmd.Wait()
-	}()
-	if err := <-started; err != nil {
+	vm, err := startQEMU(args, con, theirs)
+	if err != nil {
 		return 0, cannot("start %s: %v", qemu, err)
 	}
-	result := make(chan outcome, 1)
-	running := make(chan struct{})
-	go func() { result <- g.read(r, ours, running) }()
+	defer vm.kill()
 
+	said := make(chan outcome, 1)
+	started := make(chan struct{})
+	go func() { said <- g.read(r, ours, started) }()
 	slow := time.AfterFunc(bootLimit, cancel)
 	defer slow.Stop()
-	go func() {
+
+	var out outcome
+	for out.end == unended && ctx.Err() == nil {
 		select {
-		case <-running:
+		case <-started:
 			slow.Stop()
+			out.started, started = true, nil
+		case got := <-said:
+			out.end, out.status, out.text = got.end, got.status, got.text
 		case <-ctx.Done():
 		}
-	}()
-
-	var res outcome
-	var qemuErr error
-	select {
-	case res = <-result:
-		if res.err != nil || !res.done { // QEMU has gone, or is about to
-			select {
-			case qemuErr = <-exited:
-				exited <- qemuErr
-			case <-time.After(5 * time.Second):
-			}
-		}
-	case <-ctx.Done():
 	}
-	ended := ctx.Err() != nil && !res.done
-	close(quit)
-	<-exited
+	switch {
+	case out.end == ended: // so has QEMU, or else something is wrong with it
+		select {
+		case <-vm.exited:
+			out.text = how(vm.err)
+		case <-time.After(5 * time.Second):
+		}
+	case out.end == unended:
+		// What the program wrote before its time was up is still to be read.
+		vm.kill()
+		select {
+		case <-said:
+		case <-time.After(2 * time.Second):
+		}
+	}
+	vm.kill()
 	if r.keep {
 		if err := os.WriteFile(filepath.Join(g.work, "console"), con.bytes(), 0o644); err != nil {
 			r.note("%v", err)
 		}
 	}
-	booted := false
-	select {
-	case <-running:
-		booted = true
-	default:
-	}
-	switch {
-	case res.done:
-		r.log("the program ended with status %d", res.status)
-		return res.status, nil
-	case res.cannot != "":
-		return 0, cannot("the guest cannot start %s: %s", g.Path, res.cannot)
-	case ended && r.ctx.Err() != nil:
+	if r.ctx.Err() != nil && out.end == unended {
 		return 0, context.Cause(r.ctx)
-	case ended && !booted:
-		return 0, statusError{statusTimeout, fmt.Sprintf("the guest did not start the program within %v; %s", min(g.timeout, bootLimit), con.tail())}
-	case ended:
-		return 0, statusError{statusTimeout, fmt.Sprintf("the program did not end within %v (-timeout), boot included; %s", g.timeout, con.tail())}
-	case strings.Contains(con.tail(), "Kernel panic"):
-		return 0, statusError{statusDied, "the guest's kernel panicked; " + con.tail()}
-	case booted:
-		return 0, statusError{statusDied, fmt.Sprintf("the guest ended (%s) before the program did; %s", how(qemuErr), con.tail())}
 	}
-	return 0, statusError{statusDied, fmt.Sprintf("the guest ended (%s) before it could start the program; %s", how(qemuErr), con.tail())}
+	return g.verdict(out, con)
+}
+
+// verdict says what an outcome means to whoever ran vmrun.
+func (g *guestMachine) verdict(out outcome, con *console) (int, error) {
+	failed := func(status int, format string, args ...any) (int, error) {
+		return 0, statusError{status, fmt.Sprintf(format, args...) + "; " + con.tail()}
+	}
+	why, panicked := con.panicked()
+	switch {
+	case out.end == exited:
+		return out.status, nil
+	case out.end == notStarted:
+		return 0, cannot("the guest cannot run %s: %s", g.Path, out.text)
+	case panicked:
+		return failed(statusDied, "the guest's kernel panicked: %s", why)
+	case out.end == unended && !out.started:
+		return failed(statusTimeout, "the guest did not start the program within %v", min(g.timeout, bootLimit))
+	case out.end == unended:
+		return failed(statusTimeout, "the program did not end within %v (-timeout), boot included", g.timeout)
+	case !out.started:
+		return failed(statusDied, "the guest ended (%s) before it could start the program", out.text)
+	}
+	return failed(statusDied, "the guest ended (%s) before the program did", out.text)
+}
+
+// vm is a QEMU that was started.
+type vm struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed once it has ended
+	err    error         // how, from then on
+}
+
+// startQEMU starts QEMU. It takes port over, as QEMU's descriptor 3.
+func startQEMU(args []string, con io.Writer, port *os.File) (*vm, error) {
+	v := &vm{cmd: exec.Command(qemu, args...), exited: make(chan struct{})}
+	v.cmd.Stdout, v.cmd.Stderr = con, con
+	v.cmd.ExtraFiles = []*os.File{port}
+	v.cmd.WaitDelay = time.Second
+	// In a group of its own, since it would end by the signals that a terminal sends to vmrun, which has
+	// to say so.
+	v.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	started := make(chan error, 1)
+	go func() {
+		// Pdeathsig is about the thread, not the process: it has to stay as long as QEMU does.
+		runtime.LockOSThread()
+		err := v.cmd.Start()
+		port.Close()
+		started <- err
+		if err == nil {
+			v.err = v.cmd.Wait()
+			close(v.exited)
+		}
+	}()
+	return v, <-started
+}
+
+// kill ends QEMU, if it has not ended, and waits for that.
+func (v *vm) kill() {
+	_ = v.cmd.Process.Kill() // fails if it has ended
+	<-v.exited
 }
 
 // how says how QEMU ended.
@@ -559,16 +623,25 @@ func (g *guestMachine) qemuArgs(r *runner) []string {
 	return args
 }
 
-// outcome is what the guest had to say.
+// outcome is how a guest ended.
 type outcome struct {
-	done   bool
-	status int
-	cannot string
-	err    error
+	end     end
+	started bool // the program was
+	status  int  // exited: the program's
+	text    string
 }
 
-// read passes on what the guest sends, and closes running when the program starts.
-func (g *guestMachine) read(r *runner, from io.Reader, running chan<- struct{}) outcome {
+type end int
+
+const (
+	unended    end = iota // it has not
+	exited                // the program did, as it should
+	notStarted            // the program could not be started, or what it left not be written: text says why
+	ended                 // QEMU did: text says how
+)
+
+// read passes on what the guest sends, and closes started when the program starts.
+func (g *guestMachine) read(r *runner, from io.Reader, started chan<- struct{}) outcome {
 	files := make(map[uint32]*os.File)
 	defer func() {
 		for _, f := range files {
@@ -578,12 +651,12 @@ func (g *guestMachine) read(r *runner, from io.Reader, running chan<- struct{}) 
 	for {
 		kind, data, err := readFrame(from)
 		if err != nil {
-			return outcome{err: err}
+			return outcome{end: ended, text: err.Error()}
 		}
 		switch kind {
 		case frameHello:
 			r.log("booted")
-			close(running)
+			close(started)
 		case frameOut:
 			_, _ = os.Stdout.Write(data)
 		case frameErr:
@@ -591,18 +664,19 @@ func (g *guestMachine) read(r *runner, from io.Reader, running chan<- struct{}) 
 		case frameNote:
 			r.note("%s", data)
 		case frameCannot:
-			return outcome{cannot: string(data)}
+			return outcome{end: notStarted, text: string(data)}
 		case frameFile:
 			if err := g.writeFile(files, data); err != nil {
-				return outcome{cannot: err.Error()}
+				return outcome{end: notStarted, text: err.Error()}
 			}
 		case frameExit:
 			if len(data) != 4 {
-				return outcome{err: errors.New("an exit status that is none")}
+				return outcome{end: ended, text: "an exit status that is none"}
 			}
-			return outcome{done: true, status: int(int32(binary.BigEndian.Uint32(data)))}
+			r.log("the program ended")
+			return outcome{end: exited, status: int(int32(binary.BigEndian.Uint32(data)))}
 		default:
-			return outcome{err: fmt.Errorf("a frame of unknown kind %q", kind)}
+			return outcome{end: ended, text: fmt.Sprintf("a frame of unknown kind %q", kind)}
 		}
 	}
 }
