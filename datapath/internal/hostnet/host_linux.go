@@ -122,18 +122,23 @@ func (h *Host) Do(f func() error) error {
 		runtime.LockOSThread()
 		old, oerr := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if oerr != nil {
+			runtime.UnlockOSThread()
 			err = fmt.Errorf("host network: namespace of this thread: %w", oerr)
-			return // the thread ends with the goroutine
+			return
 		}
 		defer unix.Close(old)
 		if serr := unix.Setns(ns, unix.CLONE_NEWNET); serr != nil {
+			runtime.UnlockOSThread()
 			err = fmt.Errorf("host network: enter namespace: %w", serr)
 			return
 		}
+		// From here on the thread ends with the goroutine, unless it is brought back.
+		defer func() {
+			if unix.Setns(old, unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
 		err = f()
-		if unix.Setns(old, unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
 	}()
 	<-done
 	if panicked != nil {

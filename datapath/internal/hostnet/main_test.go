@@ -24,6 +24,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// The main thread stays with the main goroutine: one that ended on it in another namespace would leave it
+// there, and /proc/self would be about that.
+func init() { runtime.LockOSThread() }
+
 // need skips a test where the machine cannot run it, and fails it in continuous integration.
 func need(t testing.TB) {
 	t.Helper()
@@ -99,6 +103,14 @@ func (s *space) ip(commands ...string) {
 	}
 }
 
+// ip6 does so for what is not known to be IPv6 by its addresses.
+func (s *space) ip6(commands ...string) {
+	s.t.Helper()
+	if _, err := s.run(strings.Join(commands, "\n"), "ip", "-6", "-batch", "-"); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // show returns what an ip command prints.
 func (s *space) show(command string) string {
 	s.t.Helper()
@@ -121,8 +133,8 @@ func (s *space) sysctl(name, value string) {
 func (s *space) uplink() {
 	s.t.Helper()
 	s.ip("link add eth0 mtu 1500 type veth peer name far0", "link set far0 up", "link set eth0 up",
-		"addr add 192.0.2.2/24 dev eth0", "addr add 2001:db8:1::2/64 dev eth0 nodad",
-		"route add default via 192.0.2.1 proto static metric 100", "route add default via 2001:db8:1::1 proto static metric 1024",
+		"addr add 203.0.113.2/24 dev eth0", "addr add 2001:db8:1::2/64 dev eth0 nodad",
+		"route add default via 203.0.113.1 proto static metric 100", "route add default via 2001:db8:1::1 proto static metric 1024",
 		"addr add 198.51.100.7/32 dev lo", "route add 10.99.0.0/16 dev eth0 proto 87 metric 7")
 }
 

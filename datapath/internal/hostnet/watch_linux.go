@@ -21,6 +21,7 @@ var groups = []uint32{
 type watcher struct {
 	c    *conn
 	ours atomic.Int64 // index of our link, as last seen
+	lost atomic.Int64 // overruns
 	done chan struct{}
 }
 
@@ -55,7 +56,9 @@ func (w *watcher) run(h *Host) {
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil && !errors.Is(err, unix.ENOBUFS):
+		case errors.Is(err, unix.ENOBUFS):
+			w.lost.Add(1)
+		case err != nil:
 			h.o.Logger.Warn("changes of the host may be missed", "err", err)
 			time.Sleep(100 * time.Millisecond)
 		}
