@@ -142,7 +142,15 @@ func (a *apply) find(ctx context.Context) error {
 	if l.Kind != kind {
 		return fmt.Errorf("%w: %s is a link of kind %q", datapath.ErrNoDevice, l.Name, l.Kind)
 	}
-	if k.model == nil || k.index != l.Index || time.Since(k.seen) > fresh || a.drops {
+	old := time.Since(k.seen) > fresh
+	if a.drops && !old {
+		direct, err := k.removes(ctx)
+		if err != nil {
+			return err
+		}
+		old = !direct // see dropPrefixes
+	}
+	if k.model == nil || k.index != l.Index || old {
 		if _, err := k.load(ctx, l.Index); err != nil {
 			return err
 		}
@@ -159,6 +167,9 @@ func (k *Kernel) write(changes ...wgconv.Change) []error {
 	errs := make([]error, len(changes))
 	msgs := wgconv.Batch(k.index, k.budget, changes...)
 	k.conn.changes += len(changes)
+	if k.onWrite != nil {
+		k.onWrite()
+	}
 	data := make([][]byte, len(msgs))
 	for i, m := range msgs {
 		data[i] = m.Data

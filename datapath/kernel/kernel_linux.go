@@ -45,6 +45,7 @@ type Kernel struct {
 	// For tests.
 	budget   int  // of messages; 0: the default
 	fallback bool // per-prefix removal is not to be used
+	onWrite  func()
 }
 
 var (

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -206,6 +207,45 @@ func wire(a, b *space, a4, b4, a6, b6 string) {
 				}
 			}
 			return netlink.LinkSetUp(l)
+		})
+	}
+	// The first IPv6 datagrams over a new wire are lost until the neighbours know each other.
+	var in net.PacketConn
+	var out net.Conn
+	b.must(func() (err error) { in, err = net.ListenPacket("udp", ":0"); return err })
+	defer in.Close()
+	_, port, _ := net.SplitHostPort(in.LocalAddr().String())
+	for _, to := range []string{b4, b6} {
+		host, _, _ := strings.Cut(to, "/")
+		a.must(func() (err error) { out, err = net.Dial("udp", net.JoinHostPort(host, port)); return err })
+		within(a.t, 20*time.Second, "a datagram arrives on the wire", func() bool {
+			_, _ = out.Write([]byte{1})
+			_ = in.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			_, _, err := in.ReadFrom(make([]byte, 1))
+			return err == nil
+		})
+		out.Close()
+	}
+}
+
+// delay has every packet on the wire of p take its time.
+func delay(t testing.TB, p pair, d time.Duration) {
+	t.Helper()
+	for _, s := range []*space{p.a.space, p.b.space} {
+		s.must(func() error {
+			ls, err := netlink.LinkList()
+			if err != nil {
+				return err
+			}
+			for _, l := range ls {
+				if l.Type() != "veth" {
+					continue
+				}
+				err = netlink.QdiscAdd(netlink.NewNetem(netlink.QdiscAttrs{
+					LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
+				}, netlink.NetemQdiscAttrs{Latency: uint32(d.Microseconds())}))
+			}
+			return err
 		})
 	}
 }
@@ -420,5 +460,3 @@ func failures(err error) (n int) {
 func background(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), d)
 }
-
-var _ = errors.Is
