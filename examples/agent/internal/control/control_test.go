@@ -291,6 +291,43 @@ func TestSocket(t *testing.T) {
 	}
 }
 
+// What an agent that was killed while it began to listen has left goes with the next one, and nothing else.
+func TestSocketSwept(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("makes no temporary folder there")
+	}
+	dir := t.TempDir()
+	for _, name := range []string{".agent.sock-123", ".agent.sock-", ".agent.sock-x1", ".other.sock-123"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, ".agent.sock-123", "s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	if err := errors.Join(dead.Close(), os.WriteFile(filepath.Join(dir, ".agent.sock-5"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	l, err := control.Listen(t.Context(), filepath.Join(dir, "agent.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	for _, e := range es {
+		left = append(left, e.Name())
+	}
+	if got := strings.Join(left, " "); got != ".agent.sock- .agent.sock-5 .agent.sock-x1 .other.sock-123 agent.sock" {
+		t.Errorf("there are %s", got)
+	}
+}
+
 // Whatever somebody sends, others are answered.
 func TestNonsense(t *testing.T) {
 	f, c, _ := serve(t)

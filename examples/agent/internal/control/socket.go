@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -23,8 +24,10 @@ var ErrNotRunning = errors.New("no agent is running")
 // ErrInUse says that another agent has the socket.
 var ErrInUse = errors.New("another agent listens there")
 
-// Listen listens at path, with mode 0600 from the first moment on. What a killed agent left there is
-// replaced; where one still listens the error is ErrInUse. The listener's Close removes the socket.
+// Listen listens at path, with mode 0600 from the first moment on. What a killed agent left there, or
+// while it was about to listen there, is replaced; where one still listens the error is ErrInUse. Two that
+// begin at the same moment are not told apart: that is for a lock of the caller's. The listener's Close
+// removes the socket.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if runtime.GOOS == "windows" { // which renames no sockets, and whose folder guards it
 		if err := free(ctx, path); err != nil {
@@ -37,7 +40,9 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, err
 	}
 	// It is made in a folder that nobody else can look into, and gets its place once it is private.
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".sock-")
+	temporaries := "." + filepath.Base(path) + "-"
+	sweep(filepath.Dir(path), temporaries)
+	dir, err := os.MkdirTemp(filepath.Dir(path), temporaries)
 	if err != nil {
 		return nil, fmt.Errorf("control socket %s: %w", path, err)
 	}
@@ -60,6 +65,16 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, errors.Join(fmt.Errorf("control socket %s: %w", path, err), l.Close())
 	}
 	return &listener{UnixListener: l, path: path, made: info}, nil
+}
+
+// sweep removes what os.MkdirTemp has made of prefix in dir, for a process that did not get to remove it.
+func sweep(dir, prefix string) {
+	es, _ := os.ReadDir(dir) // what cannot be seen can stay
+	for _, e := range es {
+		if n, ok := strings.CutPrefix(e.Name(), prefix); ok && e.IsDir() && n != "" && strings.Trim(n, "0123456789") == "" {
+			_ = os.RemoveAll(filepath.Join(dir, e.Name()))
+		}
+	}
 }
 
 func listen(path string) (*net.UnixListener, error) {
