@@ -16,6 +16,15 @@
 // cancelled the watch for a reason it does not tell. A re-list after a gap waits a random time, of 1 ms
 // per entry on average and at most Timeout, so that a thousand nodes do not list at once.
 //
+// A store that went back may have been written to since, by other programs too, and be ahead of where it
+// was seen last; its IDs and its term may be the same. So before a watch resumes, it compares what it
+// knows with what the store had at that revision, or where that is compacted, has now: all keys and the
+// revisions that put them, and the values too where they are less than 64 KiB in all, else that of the
+// entry put last. Where they are the same, resuming is right whatever happened in between. This costs,
+// for each watch that resumes, about 100 bytes per entry on the wire and 1.5 ms of the server's time for
+// a thousand. That is hardly more than a look for the last change would cost, for which the server reads
+// every entry too. When a member is lost, only the watches that it served resume, spread as below.
+//
 // # Times
 //
 // With T for Config.Timeout, 5 s if not set:

@@ -21,8 +21,8 @@ import (
 	"github.com/warren-mesh/warren/mesh/registry/etcd"
 )
 
-// fake is an etcd that says what the test wants. It keeps no history: what watches are told is the
-// test's business.
+// fake is an etcd that says what the test wants. Of its history it has what was put before and is there
+// still, and what the test gives it: what watches are told is the test's business.
 type fake struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -32,7 +32,9 @@ type fake struct {
 
 	mu       sync.Mutex
 	header   pb.ResponseHeader
-	kvs      []*mvccpb.KeyValue // sorted
+	kvs      []*mvccpb.KeyValue           // sorted
+	past     map[int64][]*mvccpb.KeyValue // what there was at a revision, sorted
+	compact  int64
 	fail     func(*pb.RangeRequest) error
 	requests []*pb.RangeRequest
 }
@@ -71,8 +73,39 @@ func kv(id, data string, mod int64) *mvccpb.KeyValue {
 func (f *fake) set(revision int64, kvs ...*mvccpb.KeyValue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.header.Revision, f.kvs = revision, kvs
-	slices.SortFunc(f.kvs, func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.Key, b.Key) })
+	f.header.Revision, f.kvs = revision, sorted(kvs)
+}
+
+// was changes what reads at a revision see.
+func (f *fake) was(revision int64, kvs ...*mvccpb.KeyValue) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.past == nil {
+		f.past = make(map[int64][]*mvccpb.KeyValue)
+	}
+	f.past[revision] = sorted(kvs)
+}
+
+func sorted(kvs []*mvccpb.KeyValue) []*mvccpb.KeyValue {
+	return slices.SortedFunc(slices.Values(kvs), func(a, b *mvccpb.KeyValue) int { return bytes.Compare(a.Key, b.Key) })
+}
+
+// at returns what there was.
+func (f *fake) at(revision int64) ([]*mvccpb.KeyValue, error) {
+	if revision == 0 {
+		return f.kvs, nil
+	}
+	if revision > f.header.Revision {
+		return nil, rpctypes.ErrGRPCFutureRev
+	}
+	if revision < f.compact {
+		return nil, rpctypes.ErrGRPCCompacted
+	}
+	if kvs, ok := f.past[revision]; ok {
+		return kvs, nil
+	}
+	later := func(kv *mvccpb.KeyValue) bool { return kv.ModRevision > revision }
+	return slices.DeleteFunc(slices.Clone(f.kvs), later), nil
 }
 
 func (f *fake) Range(_ context.Context, req *pb.RangeRequest) (*pb.RangeResponse, error) {
@@ -87,21 +120,24 @@ func (f *fake) Range(_ context.Context, req *pb.RangeRequest) (*pb.RangeResponse
 			return nil, err
 		}
 	}
+	kvs, err := f.at(req.Revision)
+	if err != nil {
+		return nil, err
+	}
 	resp := &pb.RangeResponse{Header: f.head()}
-	for _, kv := range f.kvs {
+	for _, kv := range kvs {
 		if bytes.Equal(kv.Key, req.Key) || len(req.RangeEnd) > 0 && bytes.Compare(kv.Key, req.Key) >= 0 && bytes.Compare(kv.Key, req.RangeEnd) < 0 {
 			resp.Kvs = append(resp.Kvs, kv)
 		}
 	}
 	resp.Count = int64(len(resp.Kvs))
-	if req.SortTarget == pb.RangeRequest_MOD && req.SortOrder == pb.RangeRequest_DESCEND {
-		slices.SortFunc(resp.Kvs, func(a, b *mvccpb.KeyValue) int { return int(b.ModRevision - a.ModRevision) })
-	}
 	if n := int(req.Limit); n > 0 && len(resp.Kvs) > n {
 		resp.Kvs, resp.More = resp.Kvs[:n], true
 	}
-	if req.CountOnly {
-		resp.Kvs = nil
+	if req.KeysOnly {
+		for i, kv := range resp.Kvs {
+			resp.Kvs[i] = &mvccpb.KeyValue{Key: kv.Key, ModRevision: kv.ModRevision}
+		}
 	}
 	return resp, nil
 }
@@ -327,6 +363,136 @@ func TestWhatIsAGap(t *testing.T) {
 				t.Errorf("%d resets, a gap is %t", now.resets, test.reset)
 			}
 		})
+	}
+}
+
+// A store that is ahead of where the watch was is taken for the one that was watched where it had the same
+// then, entry by entry, and only there: it may have been restored from a backup, and have been written to.
+func TestAnotherHistory(t *testing.T) {
+	large := strings.Repeat("x", 1000)
+	known := []*mvccpb.KeyValue{kv("node/a", "a", 1), kv("node/b", "b", 3), kv("node/c", "c", 5)}
+	with := func(more ...*mvccpb.KeyValue) []*mvccpb.KeyValue { return append(slices.Clone(known), more...) }
+	many := func(more ...*mvccpb.KeyValue) (kvs []*mvccpb.KeyValue) {
+		for i := range 200 {
+			kvs = append(kvs, kv(fmt.Sprintf("node/n%03d", i), large, int64(100+i)))
+		}
+		for _, m := range more {
+			kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return bytes.Equal(kv.Key, m.Key) })
+		}
+		return append(kvs, more...)
+	}
+	strange := kv("node/UPPER", "", 4)
+	const then = 1000
+	for _, test := range []struct {
+		name      string
+		had, has  []*mvccpb.KeyValue // at revision then
+		now       []*mvccpb.KeyValue // nil: the same
+		compacted bool
+		reset     bool
+	}{
+		{name: "the same", had: known, has: known, now: with(kv("node/d", "d", then+1))},
+		{name: "nothing", had: nil, has: nil},
+		{name: "something, and was nothing", had: nil, has: known, reset: true},
+		{name: "nothing, and was something", had: known, has: nil, reset: true},
+		{name: "what was deleted", had: known, has: with(kv("node/x", "x", 2)), reset: true},
+		{name: "another one deleted", had: known, has: []*mvccpb.KeyValue{known[0], kv("node/x", "x", 2), known[2]}, reset: true},
+		{name: "put before what was put last", had: known, has: []*mvccpb.KeyValue{kv("node/a", "a", 4), known[1], known[2]}, reset: true},
+		{name: "put by the same revision", had: known, has: []*mvccpb.KeyValue{kv("node/a", "other", 1), known[1], known[2]}, reset: true},
+		{name: "the same with keys of others", had: with(strange), has: with(strange)},
+		{name: "a key of others is gone", had: with(strange), has: known, reset: true},
+		{name: "a key of others is new", had: known, has: with(strange), reset: true},
+		{name: "a key of others changed", had: with(strange), has: with(kv("node/UPPER", "", 6)), reset: true},
+		{name: "the same of many", had: many(), has: many(), now: many(kv("node/n007", "new", then+1))},
+		{name: "another one deleted of many", had: many(), has: many()[:199], reset: true},
+		{name: "another put of many", had: many(), has: many(kv("node/n100", large, 99)), reset: true},
+		{name: "another value put last of many", had: many(), has: many(kv("node/n199", "other", 299)), reset: true},
+		{name: "compacted", had: known, now: known, compacted: true},
+		{name: "compacted, with keys of others", had: with(strange), now: with(strange), compacted: true},
+		{name: "compacted, of many", had: many(), now: many(), compacted: true},
+		{name: "compacted, and put since", had: known, now: []*mvccpb.KeyValue{known[0], kv("node/b", "b", then+1), known[2]}, compacted: true, reset: true},
+		{name: "compacted, and put before", had: known, now: []*mvccpb.KeyValue{known[0], kv("node/b", "b", 4), known[2]}, compacted: true, reset: true},
+		{name: "compacted, of many, and another deleted", had: many(), now: many(kv("node/x", large, 90))[1:], compacted: true, reset: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t)
+			f.set(then, test.had...)
+			w := follow(t, f.open(), "node")
+			s := f.next()
+			w.await("a Reset", func(s seen) bool { return s.Known })
+			if test.now == nil {
+				test.now = test.has
+			}
+			f.set(then+60, test.now...)
+			f.was(then, test.has...)
+			f.mu.Lock()
+			if test.compacted {
+				f.compact = then + 30
+			}
+			listed := len(f.requests)
+			f.mu.Unlock()
+			s.end <- rpctypes.ErrGRPCNoLeader
+			s = f.next()
+			from := int64(then + 1)
+			if test.compacted || test.reset {
+				from = then + 61
+			}
+			if s.create.StartRevision != from {
+				t.Errorf("the watch is resumed from revision %d, want %d", s.create.StartRevision, from)
+			}
+			s.send(f, &pb.WatchResponse{Events: []*mvccpb.Event{putEvent(kv("node/z", "last", 2_000_000_000))}})
+			if now := w.has("node/z", "last"); (now.resets == 2) != test.reset {
+				t.Errorf("%d resets, a gap is %t", now.resets, test.reset)
+			}
+			if len(test.had) > 100 && !test.reset {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				for _, req := range f.requests[listed:] {
+					if len(req.RangeEnd) > 0 && !req.KeysOnly {
+						t.Errorf("the values of many are read to compare them: %v", req)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Many keys are compared page by page, at one revision, and less at a time where the server is too slow.
+func TestComparingPages(t *testing.T) {
+	f := newFake(t)
+	var kvs []*mvccpb.KeyValue
+	for i := range 9000 {
+		kvs = append(kvs, kv(fmt.Sprintf("node/n%04d", i), "0123456789", int64(i+1)))
+	}
+	f.set(10_000, kvs...)
+	w := follow(t, f.open(), "node")
+	s := f.next()
+	w.await("a Reset", func(s seen) bool { return s.Known })
+	slow := errors.New("nothing is compared")
+	f.mu.Lock()
+	listed := len(f.requests)
+	f.header.Revision = 20_000
+	f.fail = func(req *pb.RangeRequest) error {
+		if slow != nil {
+			slow = nil
+			return rpctypes.ErrGRPCTimeout
+		}
+		return nil
+	}
+	f.mu.Unlock()
+	s.end <- rpctypes.ErrGRPCNoLeader
+	if s = f.next(); s.create.StartRevision != 10_001 {
+		t.Errorf("the watch is resumed from revision %d, want 10,001", s.create.StartRevision)
+	}
+	if slow != nil {
+		t.Error(slow)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, req := range f.requests[listed:] {
+		if req.Revision != 10_000 || i == 1 && req.Limit >= f.requests[listed].Limit {
+			t.Errorf("request %d is %v", i, req)
+		}
 	}
 }
 

@@ -160,16 +160,3 @@ func (v *view) take(now time.Time) (b registry.Batch, later time.Time, ok bool, 
 	slices.Sort(b.Deleted)
 	return b, time.Time{}, true, nil
 }
-
-// newest returns the ID that was put last, with what is known of it, and how many there are.
-func (v *view) newest() (id string, newest item, n int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for i, it := range v.items {
-		// Of those that one transaction put, the last in order: so does the server.
-		if it.mod > newest.mod || it.mod == newest.mod && i > id {
-			id, newest = i, it
-		}
-	}
-	return id, newest, len(v.items)
-}

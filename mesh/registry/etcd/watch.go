@@ -70,6 +70,7 @@ type watcher struct {
 	view *view
 	pace *pacer
 	page int64 // how many entries to list at a time
+	keys int64 // how many keys to compare at a time
 	at   position
 
 	well  time.Time // when all was last known to be well; zero: never
@@ -77,7 +78,7 @@ type watcher struct {
 }
 
 func newWatcher(r *Registry, kind string) *watcher {
-	return &watcher{r: r, kind: kind, view: newView(), pace: newPacer(), page: firstPage}
+	return &watcher{r: r, kind: kind, view: newView(), pace: newPacer(), page: firstPage, keys: mostPage}
 }
 
 // follow keeps the view up to date until ctx ends.
