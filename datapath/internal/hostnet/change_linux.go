@@ -127,8 +127,9 @@ func knowsProtocol(as []ifaddr) error {
 	return fmt.Errorf("addresses on the loopback interface: %w: Linux %s cannot mark them as ours, 5.18 can; put them on the link", errors.ErrUnsupported, release)
 }
 
-// RemoveAddrs takes addresses away. Linux removes the routes from them too. Those that are not there, or
-// not ours, are left alone without an error.
+// RemoveAddrs takes addresses away. Linux removes the routes from them too, and with the last IPv4 address
+// of the link every IPv4 route into it, of which ours are put back. Addresses that are not there, or not
+// ours, are left alone without an error.
 func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,9 +152,52 @@ func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
 			cs = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
 		}
 	}
+	var before map[netip.Prefix][]route
+	if lastIPv4(f.link, as, s) {
+		if before, err = h.ourRoutes(ctx, f.link.Index); err != nil {
+			return err
+		}
+	}
 	fails := failures{}
 	for i, err := range h.apply(ctx, cs) {
 		if err := gone(err); err != nil {
+			fails.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
+		}
+	}
+	return errors.Join(fails.join(), h.putBack(ctx, before))
+}
+
+// lastIPv4 reports whether s has every IPv4 address of a link, and it has one.
+func lastIPv4(l link, as []ifaddr, s prefixes.Set) bool {
+	any := false
+	for _, a := range as {
+		if l.Index != 0 && a.index == l.Index && a.local.Addr().Is4() {
+			if !s.Has(a.local.Masked()) {
+				return false
+			}
+			any = true
+		}
+	}
+	return any
+}
+
+// putBack makes those IPv4 routes again that were not from an address that is gone: with the last IPv4
+// address of a link Linux removes all IPv4 routes into it (fib_disable_ip in net/ipv4/fib_frontend.c).
+func (h *Host) putBack(ctx context.Context, before map[netip.Prefix][]route) error {
+	fails := failures{}
+	var ps []netip.Prefix
+	var cs []change
+	for p, rs := range before {
+		for _, r := range rs {
+			if p.Addr().Is4() && h.placed(r) {
+				ps = append(ps, p)
+				cs = append(cs, change{fmt.Sprintf("add route %v again", p), r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)})
+			}
+		}
+	}
+	for i, err := range h.apply(ctx, cs) {
+		// It is there still, or somebody else's is; or its source address is gone, as it should be.
+		if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EINVAL) {
 			fails.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
 		}
 	}
