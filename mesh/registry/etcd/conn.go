@@ -40,10 +40,27 @@ type conn struct {
 	// Guarded by Registry.mu.
 	users   int
 	retired bool
+	silence silence
 
 	turn  chan struct{} // capacity 1: held while token and open are looked at or asked for
 	token string        // empty: to be asked for
 	open  bool          // the server knows no users, so that there is no token
+}
+
+// silence is how long calls waited since the last answer. What several waited at the same time counts once.
+type silence struct {
+	sum time.Duration
+	end time.Time // of what is in sum
+}
+
+// add counts a call, after those that ended before it.
+func (s *silence) add(began, ended time.Time) {
+	if began.Before(s.end) {
+		began = s.end
+	}
+	if ended.After(began) {
+		s.sum, s.end = s.sum+ended.Sub(began), ended
+	}
 }
 
 // dial returns a conn to the endpoints in this order. It does not wait.

@@ -40,7 +40,8 @@
 //     end. The delays shrink again once a watch has been running for 12 T.
 //   - An error of one kind is yielded once, and while it lasts again after 6 T, then after delays that
 //     double up to an hour.
-//   - Put, Delete and Swap take at most T.
+//   - Put, Delete and Swap take at most T. A member that answers none of them for T, in one call or in
+//     several whose contexts ended before, is left for another.
 //
 // # Weight
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,6 +136,61 @@ func TestMemberPaused(t *testing.T) {
 	}
 	if s, _ := f.now(); s.resets != 1 || s.deleted != 0 {
 		t.Errorf("%d resets and %d deletions, want 1 and 0", s.resets, s.deleted)
+	}
+}
+
+// A member that stands still is left for another by calls alone, however short their deadlines are, and
+// whether one follows the other or many wait at the same time.
+func TestMemberPausedShortDeadlines(t *testing.T) {
+	c := etcdtest.Start(t, etcdtest.Options{Members: 3})
+	const timeout, deadline = 2 * short, short / 4
+	var proxies []*etcdtest.Proxy
+	var endpoints []string
+	for i := range 3 {
+		proxies = append(proxies, c.Proxy(i))
+		endpoints = append(endpoints, proxies[i].Addr())
+	}
+	for member, callers := range []int{1, 8} {
+		name := fmt.Sprintf("%d callers", callers)
+		for i := range proxies {
+			if i != member {
+				proxies[i].Cut()
+			}
+		}
+		r := open(t, etcd.Config{Endpoints: endpoints, Prefix: fmt.Sprintf("/%d", callers), Timeout: timeout})
+		put(t, r, "node/a", "0")
+		for _, p := range proxies {
+			p.Heal()
+		}
+		c.Pause(member)
+		began := time.Now()
+		var first sync.Once
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				for {
+					ctx, cancel := context.WithTimeout(t.Context(), deadline)
+					err := r.Put(ctx, registry.Entry{ID: "node/a", Data: []byte("1")})
+					cancel()
+					took := time.Since(began)
+					if err == nil {
+						first.Do(func() {
+							t.Logf("%s: answered after %v", name, took)
+							if took < timeout {
+								t.Errorf("%s: the member was left after %v, before it was silent for %v", name, took, timeout)
+							}
+						})
+						return
+					}
+					if took > patience {
+						t.Errorf("%s: still %v after %v", name, err, took)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		c.Resume(member)
 	}
 }
 

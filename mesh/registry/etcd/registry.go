@@ -175,6 +175,24 @@ func (r *Registry) failed(c *conn, err error) error {
 	return err
 }
 
+// answered notes that a call on c was.
+func (r *Registry) answered(c *conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.silence = silence{}
+}
+
+// unanswered notes that a call on c waited in vain for as long as its caller let it. Where c was silent for
+// the timeout in all the calls since its last answer, another member may do better, as if one call had
+// waited for so long.
+func (r *Registry) unanswered(c *conn, began, ended time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.silence.add(began, ended); c.silence.sum >= c.set.timeout && !c.retired {
+		r.drop(c)
+	}
+}
+
 // call has f ask etcd for what Put, Delete and Swap want.
 func (r *Registry) call(ctx context.Context, what string, f func(context.Context, *conn) error) error {
 	if err := ctx.Err(); err != nil {
@@ -185,7 +203,9 @@ func (r *Registry) call(ctx context.Context, what string, f func(context.Context
 		return fmt.Errorf("etcd: %s: %w", what, err)
 	}
 	defer r.release(c)
+	began := time.Now()
 	if err = c.do(ctx, func(ctx context.Context) error { return f(ctx, c) }); err == nil {
+		r.answered(c)
 		return nil
 	}
 	// The server knows the deadline too, and may be the first to notice.
@@ -193,7 +213,11 @@ func (r *Registry) call(ctx context.Context, what string, f func(context.Context
 		<-ctx.Done()
 	}
 	if ctx.Err() != nil {
+		r.unanswered(c, began, time.Now())
 		return fmt.Errorf("etcd: %s: %w", what, ctx.Err())
+	}
+	if kind := kindOf(err); kind == ErrServer || kind == ErrUnauthorised {
+		r.answered(c)
 	}
 	return c.set.at(what, r.failed(c, err))
 }
