@@ -104,7 +104,11 @@ func (a apt) run(ctx context.Context, dir, program string, args ...string) ([]by
 		if errors.Is(err, exec.ErrNotFound) {
 			return nil, cannot("%s is missing, which gets the kernels: this needs Debian or a relative of it, or -kernel with the path of a kernel", program)
 		}
-		return nil, fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, bytes.TrimSpace(append(errs.Bytes(), out.Bytes()...)))
+		said := errs.Bytes()
+		if len(said) == 0 {
+			said = out.Bytes()
+		}
+		return nil, fmt.Errorf("%s %s: %w\n%s", program, strings.Join(args, " "), err, bytes.TrimSpace(said))
 	}
 	return out.Bytes(), nil
 }

@@ -39,8 +39,9 @@ type options struct {
 	args    []string
 }
 
-// What a guest gets beyond the time that a test gives itself: to be built, to boot and to end.
-const bootTime = 90 * time.Second
+// What a guest gets beyond the time that a test gives itself: to be built, to boot and to end. go test
+// ends vmrun a minute after that time, and does not say why.
+const bootTime = 50 * time.Second
 
 // parseArgs reads the command line without its first element, and writes usage to usage where asked to.
 func parseArgs(args []string, usage io.Writer) (options, error) {
@@ -51,7 +52,7 @@ func parseArgs(args []string, usage io.Writer) (options, error) {
 	fs.StringVar(&o.append, "append", "", "`words` to append to the kernel's command line")
 	fs.IntVar(&o.memory, "memory", 1024, "`MiB` of memory")
 	fs.IntVar(&o.smp, "smp", 2, "`number` of processors")
-	fs.DurationVar(&o.timeout, "timeout", 0, "end the guest after this `time`, which includes the boot (default -test.timeout and 1m30s, or 15m)")
+	fs.DurationVar(&o.timeout, "timeout", 0, "end the guest after this `time`, which includes the boot (default -test.timeout and 50s, or 15m)")
 	fs.Func("date", "`time` in the guest when the program starts, UTC: 2026-01-31, \"2026-01-31 15:04:05\" or RFC 3339", func(s string) (err error) {
 		o.date, err = parseDate(s)
 		return err

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 const (
 	fresh     = 7 * 24 * time.Hour // how long a kernel is not looked for again
+	retry     = 24 * time.Hour     // nor one that is older, after that failed
 	fetchTime = 10 * time.Minute   // how long it may take to get one
 )
 
@@ -33,6 +35,12 @@ type cached struct {
 	Before   string    // the one it took the place of, which somebody may just be booting
 	Packages []string  // name=version
 	Checked  time.Time // when it was known to be the newest
+	Failed   time.Time // when that was to be seen again, and could not
+}
+
+// good reports whether it is as good as any at now.
+func (e cached) good(now time.Time) bool {
+	return now.Sub(e.Checked) < fresh || now.Sub(e.Failed) < retry
 }
 
 func openCache(log, note func(string, ...any)) (cache, error) {
@@ -63,7 +71,7 @@ func (c cache) current(name string) (cached, kernel, error) {
 
 // kernel returns the kernel of a release, and fetches it if it is not there, or old, or always is set.
 func (c cache) kernel(ctx context.Context, r release, now time.Time, always bool) (kernel, error) {
-	if e, k, err := c.current(r.name); err == nil && !always && now.Sub(e.Checked) < fresh {
+	if e, k, err := c.current(r.name); err == nil && !always && e.good(now) {
 		return k, nil
 	}
 	lock := flock.New(filepath.Join(c.dir, r.name+".lock"))
@@ -79,7 +87,7 @@ func (c cache) kernel(ctx context.Context, r release, now time.Time, always bool
 	}
 
 	e, k, err := c.current(r.name) // by now somebody else may have fetched it
-	if err == nil && !always && now.Sub(e.Checked) < fresh {
+	if err == nil && !always && e.good(now) {
 		return k, nil
 	}
 	fetched, fetchErr := c.fetch(ctx, r, now, e)
@@ -88,7 +96,8 @@ func (c cache) kernel(ctx context.Context, r release, now time.Time, always bool
 		return fetched, nil
 	case err == nil && !always:
 		c.note("using kernel %s of %s, as there is no telling whether there is a newer one: %v", k.release, e.Checked.Format(time.DateOnly), fetchErr)
-		return k, nil
+		e.Failed = now
+		return k, c.write(r.name, e)
 	}
 	return kernel{}, fetchErr
 }
@@ -168,8 +177,12 @@ func (c cache) unpack(ctx context.Context, a apt, name string, packages []debPac
 	if err := a.get(ctx, packages, tree); err != nil {
 		return kernel{}, err
 	}
-	if _, err := openKernel(tree); err != nil {
+	k, err := openKernel(tree)
+	if err != nil {
 		return kernel{}, fmt.Errorf("the packages hold no kernel: %w", err)
+	}
+	if err := k.decompress(slices.Concat(consoleModules, defaultModules)...); err != nil {
+		return kernel{}, err
 	}
 	if err := os.Rename(tree, dir); err != nil {
 		return kernel{}, err

@@ -145,6 +145,12 @@ func TestCache(t *testing.T) {
 	if k, err := get(now.Add(fresh), false); err != nil || k.release != "6.1.5" || len(notes) != 1 || !strings.Contains(notes[0], "2026-01-31") {
 		t.Errorf("an old cache: %+v, %v, %q", k, err, notes)
 	}
+	if k, err := get(now.Add(fresh+retry-1), false); err != nil || k.release != "6.1.5" || len(notes) != 1 {
+		t.Errorf("an old cache, again: %+v, %v, %q", k, err, notes)
+	}
+	if _, err := get(now.Add(fresh+retry), false); err != nil || len(notes) != 2 {
+		t.Errorf("an old cache, a day later: %v, %q", err, notes)
+	}
 	if _, err := get(now, true); err == nil {
 		t.Error("fetched without apt")
 	}

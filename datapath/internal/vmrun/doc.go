@@ -11,6 +11,8 @@
 //	126  the guest ended before the program did, by a panic of the kernel or a reboot; the end of the
 //	     kernel's console is shown
 //
+// go run makes 1 of each of them: whoever wants to tell them apart builds vmrun first.
+//
 // # Kernels
 //
 // -kernel is 6.1, 6.12 or newest, or the path of a vmlinuz, or of a folder that a kernel package was

@@ -226,6 +226,17 @@ func TestOpenKernel(t *testing.T) {
 				t.Errorf("%s: %d modules, missing %q, %v", layout.image, len(ms), missing, err)
 			}
 		}
+		k, err := openKernel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.decompress("a"); err != nil {
+			t.Error(err)
+		}
+		ms, _, err := k.load("a")
+		if err != nil || len(ms) != 2 || filepath.Base(ms[1].file) != "a.ko" || !bytes.Equal(ms[1].data, plain) {
+			t.Errorf("%s: decompressed: %d modules, %v", layout.image, len(ms), err)
+		}
 		write(t, dir, "boot/vmlinuz-2", nil)
 		if _, err := openKernel(dir); err == nil || !strings.Contains(err.Error(), "2 kernels") {
 			t.Errorf("two kernels: %v", err)
