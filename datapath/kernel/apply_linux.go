@@ -45,9 +45,11 @@ type apply struct {
 	drops bool // prefixes are to be taken from peers
 
 	puts   []datapath.PutPeer // all there are, in order
+	after  [][]datapath.Route // by put: the routes that come between it and the next
 	before []int              // by put: up to which put it may be carried out together with others
 	next   int                // the put that is asked for next
 	put    []error            // what became of those that were carried out
+	routed map[datapath.Route]error
 
 	touched map[key.Public]datapath.Op // the last op that worked, by peer
 	device  *datapath.SetDevice        // the same for the device
@@ -55,13 +57,12 @@ type apply struct {
 }
 
 type greeting struct {
-	key       key.Public
-	keepalive time.Duration // as it shall be
-	created   bool          // it is 0 so far
+	key     key.Public
+	created bool // its keepalive is 0 so far
 }
 
 func newApply(k *Kernel, ops []datapath.Op) *apply {
-	a := &apply{k: k, touched: make(map[key.Public]datapath.Op)}
+	a := &apply{k: k, touched: make(map[key.Public]datapath.Op), routed: make(map[datapath.Route]error)}
 	first := 0 // of those that may be carried out together
 	end := func() {
 		for i := first; i < len(a.puts); i++ {
@@ -72,8 +73,11 @@ func newApply(k *Kernel, ops []datapath.Op) *apply {
 	for _, op := range ops {
 		switch o := op.(type) {
 		case datapath.PutPeer:
-			a.puts = append(a.puts, o)
+			a.puts, a.after = append(a.puts, o), append(a.after, nil)
 		case datapath.AddRoutes: // waits for its peer, but no peer waits for it
+			if first < len(a.puts) {
+				a.after[len(a.puts)-1] = append(a.after[len(a.puts)-1], o.Routes...)
+			}
 		case datapath.DropPrefixes:
 			a.drops = true
 			end()
@@ -114,7 +118,7 @@ func (a *apply) do(ctx context.Context, op datapath.Op) error {
 	case datapath.RemoveLocal:
 		k.local = k.local.Minus(o.Prefixes)
 	case datapath.AddRoutes:
-		return k.host.AddRoutes(ctx, o.Routes)
+		return a.addRoutes(ctx, o.Routes)
 	case datapath.RemoveRoutes:
 		return k.host.RemoveRoutes(ctx, o.Prefixes)
 	case datapath.PutPeer:
@@ -209,6 +213,55 @@ func (a *apply) did(op datapath.Op, peer key.Public, err error) error {
 	return nil
 }
 
+// addRoutes adds the routes that were not added with their peers.
+func (a *apply) addRoutes(ctx context.Context, routes []datapath.Route) error {
+	var left []datapath.Route
+	var errs []error
+	for _, r := range routes {
+		if err, ok := a.routed[r]; !ok {
+			left = append(left, r)
+		} else if err != nil {
+			errs = append(errs, &hostnet.ItemError{Prefix: r.Prefix, Err: err})
+		}
+		delete(a.routed, r)
+	}
+	if len(left) > 0 {
+		errs = append(errs, a.k.host.AddRoutes(ctx, left))
+	}
+	return errors.Join(errs...)
+}
+
+// addTogether adds the routes behind a group of puts at once, but for those to what was not put.
+func (a *apply) addTogether(ctx context.Context, i int, errs []error) {
+	var not prefixes.Set
+	for j, err := range errs {
+		if err != nil {
+			not = not.Union(a.puts[i+j].Peer.Prefixes)
+		}
+	}
+	var routes []datapath.Route
+	for j := range errs {
+		for _, r := range a.after[i+j] {
+			if !not.Has(r.Prefix) {
+				routes = append(routes, r)
+			}
+		}
+	}
+	if len(routes) == 0 || len(errs) == 1 {
+		return
+	}
+	failed := make(map[netip.Prefix]error)
+	for p, err := range hostnet.Items(a.k.host.AddRoutes(ctx, routes)) {
+		if !p.IsValid() {
+			return // all of them: it is said of each when it is asked for
+		}
+		failed[p] = err
+	}
+	for _, r := range routes {
+		a.routed[r] = failed[r.Prefix]
+	}
+}
+
 // putPeer returns what became of the i-th PutPeer. It is carried out together with those that follow.
 func (a *apply) putPeer(ctx context.Context, i int) error {
 	if i < len(a.put) {
@@ -234,7 +287,7 @@ func (a *apply) putPeer(ctx context.Context, i int) error {
 			errs[j] = err
 			continue
 		}
-		g := greeting{key: o.Key, keepalive: o.Peer.Keepalive}
+		g := greeting{key: o.Key}
 		p, there := have[o.Key]
 		switch {
 		case !o.Peer.Endpoint.IsValid() || created[o.Key]:
@@ -257,24 +310,30 @@ func (a *apply) putPeer(ctx context.Context, i int) error {
 			a.toGreet = append(a.toGreet, greet[n])
 		}
 	}
+	a.addTogether(ctx, i, errs)
 	return errs[0]
 }
 
 // greet starts the first handshake with peers: Linux sends a keepalive, and before it a handshake, when
 // the interval of one is turned on.
 func (a *apply) greet() {
-	if len(a.toGreet) == 0 || !a.found || a.k.closed {
-		return
+	if len(a.toGreet) > 0 && a.found && !a.k.closed {
+		a.k.greet(a.toGreet...)
 	}
+}
+
+// greet greets the peers that are still there. op is held.
+func (k *Kernel) greet(greetings ...greeting) {
 	var changes []wgconv.Change
 	set := func(k key.Public, d time.Duration) {
 		changes = append(changes, wgconv.Change{Key: k, Update: true, Keepalive: &d})
 	}
-	for _, g := range a.toGreet {
-		p, ok := a.k.model.State().Peers[g.key]
+	for _, g := range greetings {
+		p, ok := k.model.State().Peers[g.key]
 		if !ok {
 			continue // it is gone again
 		}
+		k.greeted[g.key] = time.Now()
 		if !g.created && p.Keepalive != 0 {
 			set(g.key, 0)
 		}
@@ -284,7 +343,30 @@ func (a *apply) greet() {
 		set(g.key, p.Keepalive)
 	}
 	if len(changes) > 0 {
-		a.k.write(changes...) // verify sees what did not work
+		k.write(changes...) // what did not work is seen when the device is read
+	}
+}
+
+// regreetAfter is when a peer that sent something, but with which there is no session, is greeted again:
+// later than WireGuard would try again by itself, 5 s and up to a third of one more.
+const regreetAfter = 6 * time.Second
+
+// regreet greets those again whose handshake crossed this node's, so that each took up the other's and neither was
+// answered. Linux tries again after 5 s, but not if it answered less than 5 s ago, as it then did; if that happens on both sides
+// there is no session until there is a packet for one. op is held, and the device was read.
+func (k *Kernel) regreet(now time.Time) {
+	var again []greeting
+	for peer, at := range k.greeted {
+		st, ok := k.stats[peer]
+		switch {
+		case !ok || !st.LastHandshake.IsZero():
+			delete(k.greeted, peer)
+		case st.Received > 0 && now.Sub(at) > regreetAfter:
+			again = append(again, greeting{key: peer})
+		}
+	}
+	if len(again) > 0 {
+		k.greet(again...)
 	}
 }
 
@@ -528,6 +610,7 @@ func (a *apply) removeDevice(ctx context.Context) error {
 		return wrap("removing "+k.opts.Interface, err)
 	}
 	k.active, k.model, k.local = false, nil, prefixes.Set{}
+	clear(k.greeted)
 	a.found, a.device, a.toGreet = false, nil, nil
 	clear(a.touched)
 	return nil

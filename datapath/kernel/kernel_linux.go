@@ -29,18 +29,20 @@ type Kernel struct {
 	tasks   sync.WaitGroup
 	closing sync.Once
 
-	op     sync.Mutex // held by whatever reads or changes the device; guards what follows
-	conn   *conn
-	closed bool
-	active bool            // the device was asked for by an Apply, so that it is kept as it should be
-	mended time.Time       // when that was last necessary
-	local  prefixes.Set    // the kernel has no place for it
-	model  *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
-	stats  map[key.Public]datapath.Stats
-	index  int             // of its interface
-	seen   time.Time       // when it was read
-	took   time.Duration   // how long that took
-	told   map[string]bool // problems that were logged
+	op       sync.Mutex // held by whatever reads or changes the device; guards what follows
+	conn     *conn
+	closed   bool
+	active   bool            // the device was asked for by an Apply, so that it is kept as it should be
+	mended   time.Time       // when that was last necessary
+	local    prefixes.Set    // the kernel has no place for it
+	model    *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
+	stats    map[key.Public]datapath.Stats
+	index    int                      // of its interface
+	seen     time.Time                // when it was read
+	took     time.Duration            // how long that took
+	told     map[string]bool          // problems that were logged
+	unmended bool                     // it was too soon to bring the link back
+	greeted  map[key.Public]time.Time // peers without a session yet, and when they were greeted last
 
 	// For tests.
 	budget   int  // of messages; 0: the default
@@ -74,7 +76,7 @@ func New(o Options) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
 	}
 	k := &Kernel{
-		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool),
+		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool), greeted: make(map[key.Public]time.Time),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	k.tasks.Go(k.watch)
@@ -176,9 +178,10 @@ const mendEvery = time.Second
 // mend has the link up, under its name, with what else belongs to it. op is held.
 func (k *Kernel) mend(ctx context.Context, hs hostnet.State) (hostnet.State, error) {
 	if time.Since(k.mended) < mendEvery {
+		k.unmended = true // poll tells when it is time
 		return hs, nil
 	}
-	k.mended = time.Now()
+	k.mended, k.unmended = time.Now(), false
 	k.log.Warn("the device was changed by somebody else, and is brought back", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up)
 	_, _, err := k.host.Adopt(ctx, kind, nil)
 	if err == nil {

@@ -426,7 +426,12 @@ func TestCrossingHandshakes(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	within(t, 12*time.Second, "both have shaken hands", func() bool {
+	last := time.Now()
+	within(t, 20*time.Second, "both have shaken hands", func() bool {
+		if time.Since(last) > time.Second {
+			last = time.Now()
+			t.Logf("%v a %+v b %+v", time.Since(begun), p.a.read().Stats, p.b.read().Stats)
+		}
 		return !p.a.read().Stats[p.b.public()].LastHandshake.IsZero() && !p.b.read().Stats[p.a.public()].LastHandshake.IsZero()
 	})
 	t.Logf("handshakes that crossed on a wire of 20 ms were settled in %v", time.Since(begun).Round(time.Millisecond))

@@ -53,6 +53,10 @@ func (k *Kernel) poll() time.Duration {
 	if k.closed || k.model == nil {
 		return next
 	}
+	if k.unmended && time.Since(k.mended) >= mendEvery {
+		k.unmended = false
+		k.notify()
+	}
 	if age := time.Since(k.seen); age < next/2 {
 		return next - age
 	}
@@ -61,6 +65,9 @@ func (k *Kernel) poll() time.Duration {
 	_, same, err := k.compare(ctx, k.index)
 	if err == nil && !same || errors.Is(err, datapath.ErrNoDevice) {
 		k.notify()
+	}
+	if err == nil {
+		k.regreet(time.Now())
 	}
 	return max(pollEvery, pollShare*k.took)
 }
