@@ -34,7 +34,8 @@
 //     is no error.
 //   - A lost connection is tried again after a random time of up to 0.6 T, and then of 0.4 T to
 //     0.8 T: however many watchers lost it at once, they do not come back at once. Recovery takes at
-//     most T, not counting a re-list.
+//     most T, not counting a re-list. With one, and where the loss has to be noticed first, all are back
+//     after 4 T: see Registry.Rejoin.
 //   - A server that answers with errors is asked again after a random time of up to 0.6 T, doubling to
 //     6 T; one that refuses the credentials, doubling to 12 T, or at once after Reload. Retries never
 //     end. The delays shrink again once a watch has been running for 12 T.

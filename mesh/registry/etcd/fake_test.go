@@ -36,6 +36,7 @@ type fake struct {
 	past     map[int64][]*mvccpb.KeyValue // what there was at a revision, sorted
 	compact  int64
 	fail     func(*pb.RangeRequest) error
+	refuse   error // what watches are answered
 	requests []*pb.RangeRequest
 }
 
@@ -152,6 +153,12 @@ func (f *fake) Watch(s pb.Watch_WatchServer) error {
 	req, err := s.Recv()
 	if err != nil {
 		return err
+	}
+	f.mu.Lock()
+	refuse := f.refuse
+	f.mu.Unlock()
+	if refuse != nil {
+		return refuse
 	}
 	w := &fakeWatch{s: s, create: req.GetCreateRequest(), end: make(chan error, 1)}
 	if w.create == nil {
@@ -586,4 +593,97 @@ func TestServerErrors(t *testing.T) {
 	}
 	f.next()
 	w.await("a Reset", func(s seen) bool { return s.Known })
+}
+
+// When watching works again after an error, an empty batch says so, once, whatever else was done meanwhile.
+func TestRecoveryIsSaid(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		meantime func(*testing.T, *etcd.Registry, etcd.Config)
+	}{
+		{"nothing", func(*testing.T, *etcd.Registry, etcd.Config) {}},
+		{"reload", func(t *testing.T, r *etcd.Registry, cfg etcd.Config) {
+			for range 3 {
+				if err := r.Reload(cfg); err != nil {
+					t.Error(err)
+				}
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(t)
+			cfg := etcd.Config{Endpoints: []string{f.addr}, Prefix: "/p", Timeout: short}
+			r := open(t, cfg)
+			w := follow(t, r, "node")
+			s := f.next()
+			w.await("a Reset", func(s seen) bool { return s.Known })
+			f.mu.Lock()
+			f.fail = func(*pb.RangeRequest) error { return rpctypes.ErrGRPCNoSpace }
+			f.mu.Unlock()
+			s.end <- rpctypes.ErrGRPCNoLeader
+			w.await("an error", func(s seen) bool { return len(s.errs) > 0 })
+			test.meantime(t, r, cfg)
+			f.mu.Lock()
+			f.fail = nil
+			f.mu.Unlock()
+			test.meantime(t, r, cfg)
+			w.await("a batch", func(s seen) bool { return s.batches == 2 })
+			if err := r.Reload(cfg); err != nil { // all is well, and nothing is said
+				t.Error(err)
+			}
+			time.Sleep(short / 2)
+			if s, _ := w.now(); s.batches != 2 || s.resets != 1 || s.Revision != 10 {
+				t.Errorf("%d batches, %d resets, revision %d, want 2, 1, 10", s.batches, s.resets, s.Revision)
+			}
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+			w.await("ErrClosed", func(s seen) bool { return errors.Is(s.errs[len(s.errs)-1], etcd.ErrClosed) })
+			if s, _ := w.now(); s.batches != 2 {
+				t.Errorf("%d batches, want 2", s.batches)
+			}
+		})
+	}
+}
+
+// A Reset says that watching works: where it does not after all, that is told, though it was before.
+func TestListsAndDoesNotWatch(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	f.fail = func(*pb.RangeRequest) error { return rpctypes.ErrGRPCNoSpace }
+	f.refuse = rpctypes.ErrGRPCNoSpace
+	w := follow(t, f.open(), "node")
+	w.await("an error", func(s seen) bool { return len(s.errs) > 0 })
+	f.mu.Lock()
+	f.fail = nil
+	f.mu.Unlock()
+	n := len(w.await("a Reset", func(s seen) bool { return s.Known }).errs)
+	began := time.Now()
+	w.await("one more error", func(s seen) bool { return len(s.errs) > n })
+	if took := time.Since(began); took > 4*short {
+		t.Errorf("it was told after %v", took)
+	}
+	f.mu.Lock()
+	f.refuse = nil
+	f.mu.Unlock()
+	if s := w.await("a batch", func(s seen) bool { return s.batches == 2 }); s.resets != 1 {
+		t.Errorf("%d resets, want 1", s.resets)
+	}
+}
+
+// A deadline of who watches is not told as trouble of the server, which knows it too.
+func TestDeadlineOfAWatch(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	f.fail = func(*pb.RangeRequest) error { return rpctypes.ErrGRPCTimeout } // at once: it is the first to notice
+	r := f.open()
+	ctx, cancel := context.WithTimeout(t.Context(), short/20)
+	defer cancel()
+	for b, err := range r.Watch(ctx, "node") {
+		t.Error("yielded before the end:", b, err)
+	}
+	if ctx.Err() == nil {
+		t.Error("it ended before its context")
+	}
 }

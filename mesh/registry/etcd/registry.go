@@ -13,8 +13,8 @@ import (
 	"github.com/warren-mesh/warren/mesh/registry"
 )
 
-// Registry is a registry on an etcd. It implements [registry.Registry] and [registry.Swapper]. All
-// methods may be called at the same time from any goroutine.
+// Registry is a registry on an etcd. It implements [registry.Registry], [registry.Swapper] and
+// [registry.Rejoiner]. All methods may be called at the same time from any goroutine.
 type Registry struct {
 	mu       sync.Mutex
 	set      *settings
@@ -29,6 +29,7 @@ type Registry struct {
 var (
 	_ registry.Registry = (*Registry)(nil)
 	_ registry.Swapper  = (*Registry)(nil)
+	_ registry.Rejoiner = (*Registry)(nil)
 )
 
 // New checks c and returns a registry. It does not wait, reads no file, and asks nothing of the network:
@@ -106,6 +107,16 @@ func (r *Registry) String() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return "etcd registry at " + r.set.urls()
+}
+
+// Rejoin implements [registry.Rejoiner]: four times Config.Timeout, that of the last Reload, for watchers with
+// the same Config. One that has not noticed yet that its server was away does so within one Timeout, and
+// tries again within another; before it reads everything anew it waits for up to a third, and has a fourth
+// to read. A server that answers with errors, or refuses the credentials, is not back.
+func (r *Registry) Rejoin() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return 4 * r.set.timeout
 }
 
 // acquire returns the current conn, to be released. It is a new one where the last one is no good.
@@ -208,8 +219,7 @@ func (r *Registry) call(ctx context.Context, what string, f func(context.Context
 		r.answered(c)
 		return nil
 	}
-	// The server knows the deadline too, and may be the first to notice.
-	if end, ok := ctx.Deadline(); ok && errors.Is(err, ErrTimeout) && time.Until(end) < c.set.timeout/10 {
+	if ending(ctx, c.set, err) {
 		<-ctx.Done()
 	}
 	if ctx.Err() != nil {
@@ -220,6 +230,13 @@ func (r *Registry) call(ctx context.Context, what string, f func(context.Context
 		r.answered(c)
 	}
 	return c.set.at(what, r.failed(c, err))
+}
+
+// ending reports whether err is the end of ctx, which is about to come: the server knows the deadline too,
+// and may be the first to notice.
+func ending(ctx context.Context, set *settings, err error) bool {
+	end, ok := ctx.Deadline()
+	return ok && errors.Is(err, ErrTimeout) && time.Until(end) < set.timeout/10
 }
 
 // Put implements [registry.Registry].

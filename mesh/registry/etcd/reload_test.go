@@ -3,6 +3,7 @@ package etcd_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -110,5 +111,56 @@ func TestClose(t *testing.T) {
 				t.Errorf("reload: %v", err)
 			}
 		})
+	}
+}
+
+// After a restore that nobody was told of, all watchers have read everything anew within what Rejoin says.
+func TestRejoin(t *testing.T) {
+	t.Parallel()
+	c := etcdtest.Start(t, etcdtest.Options{})
+	p := c.Proxy(0)
+	cfg := etcd.Config{Endpoints: []string{p.Addr()}, Timeout: 2 * short, Prefix: "/rejoin"}
+	saved := c.Snapshot()
+	var rs []*etcd.Registry
+	var fs []*follower
+	for i := range 20 {
+		rs = append(rs, open(t, cfg))
+		put(t, rs[i], fmt.Sprintf("node/n%d", i), "lost")
+		fs = append(fs, follow(t, rs[i], registry.KindNode))
+	}
+	for i := range fs {
+		fs[i].await("everything", func(s seen) bool { return len(s.Entries) == len(fs) })
+		if i%2 == 0 {
+			if err := rs[i].Reload(cfg); err != nil { // these begin anew shortly before
+				t.Fatal(err)
+			}
+		}
+	}
+	most := rs[0].Rejoin()
+	if most != 4*cfg.Timeout {
+		t.Errorf("%v, want %v", most, 4*cfg.Timeout)
+	}
+	p.Silence()
+	c.Restore(saved)
+	p.Heal()
+	began := time.Now()
+	for _, f := range fs {
+		f.await("a Reset", func(s seen) bool { return s.resets == 2 && len(s.Entries) == 0 })
+	}
+	if took := time.Since(began); took > most {
+		t.Errorf("the last was back after %v, want %v at most", took, most)
+	}
+	cfg.Timeout = 3 * short
+	if err := rs[0].Reload(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if d := rs[0].Rejoin(); d != 4*cfg.Timeout {
+		t.Errorf("after Reload: %v, want %v", d, 4*cfg.Timeout)
+	}
+	if err := rs[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d := rs[0].Rejoin(); d != 4*cfg.Timeout {
+		t.Errorf("after Close: %v, want %v", d, 4*cfg.Timeout)
 	}
 }

@@ -99,6 +99,86 @@ func TestViewErrors(t *testing.T) {
 	}
 }
 
+// Whatever a slow consumer was told last is not trouble that is over, and nothing says that it is over
+// while it lasts.
+func TestViewSaysThatItIsOver(t *testing.T) {
+	now := time.Now()
+	trouble := errors.New("trouble")
+	put := func(v *view) { v.apply([]change{changed("node/a", "1", 2)}, 2) }
+	fails := func(v *view) { v.fail(trouble, now) }
+	mayFail := func(v *view) { v.fail(trouble, now.Add(time.Second)) }
+	recovers := func(v *view) { v.recovered(now) }
+	closes := func(v *view) { v.fail(ErrClosed, now) }
+	takes := func(v *view) { v.take(now) }
+	for _, test := range []struct {
+		name string
+		does []func(*view)
+		want []string // what is to be taken after that
+	}{
+		{"told", []func(*view){fails, takes}, nil},
+		{"told and over", []func(*view){fails, takes, recovers}, []string{"batch"}},
+		{"over before it is told", []func(*view){fails, recovers}, []string{"trouble", "batch"}},
+		{"over before it was trouble", []func(*view){mayFail, recovers}, nil},
+		{"over twice", []func(*view){fails, takes, recovers, takes, recovers}, nil},
+		{"over, and again", []func(*view){fails, takes, recovers, fails}, []string{"trouble"}},
+		{"over, and perhaps again", []func(*view){fails, takes, recovers, mayFail}, nil},
+		{"over, perhaps again, and over", []func(*view){fails, takes, recovers, mayFail, recovers}, []string{"batch"}},
+		{"over, again, and over", []func(*view){fails, takes, recovers, fails, recovers}, []string{"trouble", "batch"}},
+		{"over with a change", []func(*view){fails, takes, recovers, put}, []string{"changes"}},
+		{"a change before it", []func(*view){put, fails}, []string{"changes", "trouble"}},
+		{"a change before it, and over", []func(*view){put, fails, recovers}, []string{"changes", "trouble", "batch"}},
+		{"closed", []func(*view){fails, takes, closes}, []string{ErrClosed.Error()}},
+		{"closed when over", []func(*view){fails, takes, recovers, closes}, []string{ErrClosed.Error()}},
+		{"closed before it is told", []func(*view){fails, closes}, []string{ErrClosed.Error()}},
+		{"closed before it was trouble", []func(*view){mayFail, closes}, []string{ErrClosed.Error()}},
+	} {
+		v := newView()
+		v.replace(map[string]item{}, 1)
+		v.take(now)
+		for _, f := range test.does {
+			select {
+			case <-v.wake:
+			default:
+			}
+			f(v)
+		}
+		var got []string
+		for {
+			b, _, ok, err := v.take(now)
+			if !ok {
+				break
+			}
+			switch {
+			case err != nil:
+				got = append(got, err.Error())
+			case len(b.Put) > 0:
+				got = append(got, "changes")
+			case b.Reset:
+				t.Errorf("%s: %+v", test.name, b)
+			default:
+				got = append(got, "batch")
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: taken are %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// A consumer that sleeps is woken for it.
+func TestViewWakes(t *testing.T) {
+	v := newView()
+	v.fail(errors.New("trouble"), time.Now())
+	v.take(time.Now())
+	<-v.wake
+	v.recovered(time.Now())
+	select {
+	case <-v.wake:
+	default:
+		t.Error("nobody is woken when the trouble is over")
+	}
+}
+
 // However the consumer takes, it knows in the end what the store has, and dirty is bounded by what the
 // consumer and the store have.
 func TestViewModel(t *testing.T) {
@@ -107,18 +187,24 @@ func TestViewModel(t *testing.T) {
 		store := make(map[string]string)
 		var consumer registry.State
 		var rev int64
+		well, told := true, false // whether an error was the last the consumer got
 		take := func() {
 			for {
-				b, _, ok, _ := v.take(time.Now())
+				b, _, ok, err := v.take(time.Now())
 				if !ok {
 					break
+				}
+				if err != nil {
+					told = true
+					continue
 				}
 				if !b.Reset && b.Revision < consumer.Revision {
 					t.Fatalf("the revision fell from %d to %d", consumer.Revision, b.Revision)
 				}
-				if !b.Reset && len(b.Put)+len(b.Deleted) == 0 {
+				if !b.Reset && len(b.Put)+len(b.Deleted) == 0 && !(told && well) {
 					t.Fatal("an empty batch")
 				}
+				told = false
 				consumer.Apply(b)
 			}
 		}
@@ -157,8 +243,20 @@ func TestViewModel(t *testing.T) {
 			},
 			"reset": reset,
 			"take":  func(*rapid.T) { take() },
+			"fail": func(t *rapid.T) {
+				due := time.Duration(rapid.IntRange(0, 1).Draw(t, "hours")) * time.Hour
+				v.fail(errors.New("trouble"), time.Now().Add(due))
+				well = false
+			},
+			"recover": func(*rapid.T) {
+				v.recovered(time.Now())
+				well = true
+			},
 		})
 		take()
+		if well && told {
+			t.Fatal("all is well, and the last the consumer was told is an error")
+		}
 		have := make(map[string]string)
 		for id, e := range consumer.Entries {
 			have[id] = string(e.Data)

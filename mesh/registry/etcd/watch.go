@@ -103,6 +103,10 @@ func (w *watcher) follow(ctx context.Context) {
 		case errors.Is(err, errReloaded):
 			continue
 		}
+		if ending(ctx, set, err) {
+			<-ctx.Done()
+			return
+		}
 		kind := kindOf(err)
 		took := now.Sub(began)
 		if !w.since.IsZero() {
@@ -141,8 +145,14 @@ func (w *watcher) tell(set *settings, kind, err error, now time.Time) {
 // established notes that all is well.
 func (w *watcher) established(set *settings) {
 	w.since = time.Now()
-	w.well = w.since
 	w.view.recovered(w.since)
+	w.works(set)
+}
+
+// works notes that the store answered. The next failure is a new one, which is told: the consumer may have
+// been given a batch since the last, and take all for well.
+func (w *watcher) works(set *settings) {
+	w.well = time.Now()
 	if w.pace.recovered() {
 		set.log.Debug("watching goes on", "kind", w.kind, "at", set.urls())
 	}
@@ -196,7 +206,7 @@ func (w *watcher) attempt(ctx context.Context, c *conn) error {
 			if err := w.list(ctx, c); err != nil {
 				return err
 			}
-			w.well = time.Now()
+			w.works(c.set)
 		}
 		w.since = time.Time{}
 		err := w.stream(ctx, c)
