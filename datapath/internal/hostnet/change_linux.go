@@ -379,7 +379,7 @@ func (h *Host) forRoutes(ctx context.Context) (found, map[netip.Prefix][]route, 
 
 // ensure has the link's routes for some prefixes be the ones that Options and their sources say. A source
 // address is changed by way of a second route with the next metric: replacing is not to be had without
-// risking somebody else's route.
+// risking somebody else's route. Where somebody has that place, the route keeps its source address.
 func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]route, want map[netip.Prefix]netip.Addr) failures {
 	fails := failures{}
 	type step struct {
@@ -419,7 +419,7 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 			first = append(first, step{p, r, true})
 		}
 	}
-	var taken []netip.Prefix
+	var taken []route
 	for _, steps := range [][]step{first, second, third, last} {
 		steps = slices.DeleteFunc(steps, func(s step) bool { return fails[s.p] != nil })
 		cs := make([]change, len(steps))
@@ -434,10 +434,8 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 			s := steps[i]
 			switch {
 			case err == nil || !s.add && gone(err) == nil:
-			case errors.Is(err, unix.EEXIST) && s.r.metric != uint32(h.o.Metric):
-				// Somebody has the place of the second route: its packets go there for an instant.
 			case errors.Is(err, unix.EEXIST):
-				taken = append(taken, s.p)
+				taken = append(taken, s.r)
 				fails.add(s.p, err)
 			case errors.Is(err, unix.EINVAL) && s.add && s.r.src.IsValid():
 				fails.add(s.p, fmt.Errorf("%s: %w: is source address %v one of this host's?", cs[i].what, err, s.r.src))
@@ -450,29 +448,33 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 	return fails
 }
 
-// whose says of prefixes whose route exists already to whom it belongs.
-func (h *Host) whose(ctx context.Context, f found, taken []netip.Prefix, fails failures) {
+// whose says of routes whose place is taken by whom.
+func (h *Host) whose(ctx context.Context, f found, taken []route, fails failures) {
+	type place struct {
+		dst    netip.Prefix
+		metric uint32
+	}
+	by := make(map[place]route)
 	for _, is4 := range []bool{true, false} {
-		if !slices.ContainsFunc(taken, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 }) {
+		if !slices.ContainsFunc(taken, func(r route) bool { return r.dst.Addr().Is4() == is4 }) {
 			continue
 		}
 		rs, err := h.routes(ctx, family(is4), uint32(h.o.Table), 0, 0)
-		by := make(map[netip.Prefix]route)
+		if err != nil {
+			h.o.Logger.Warn("routes that are in the way have unknown owners", "err", err)
+		}
 		for _, r := range rs {
-			if r.metric == uint32(h.o.Metric) {
-				by[r.dst] = r
+			if r.oif != f.link.Index || int(r.proto) != h.o.Protocol {
+				by[place{r.dst, r.metric}] = r
 			}
 		}
-		for _, p := range taken {
-			if p.Addr().Is4() != is4 {
-				continue
-			}
-			owner := "of somebody else"
-			if r, ok := by[p]; ok && err == nil {
-				owner = h.owner(f, r)
-			}
-			fails[p] = &ForeignError{fmt.Sprintf("route %v", p), owner, "remove it, or choose another metric or table"}
+	}
+	for _, r := range taken {
+		owner := "somebody else's"
+		if o, ok := by[place{r.dst, r.metric}]; ok {
+			owner = h.owner(f, o)
 		}
+		fails[r.dst] = &ForeignError{fmt.Sprintf("route %v", r.dst), owner, "remove it, or choose another metric or table"}
 	}
 }
 

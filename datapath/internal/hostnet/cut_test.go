@@ -181,6 +181,7 @@ func TestCut(t *testing.T) {
 
 // Another start with other Options leaves nothing of the former ones.
 func TestOtherOptions(t *testing.T) {
+	t.Parallel()
 	all := slices.Sorted(maps.Keys(layouts))
 	s := newSpace(t)
 	s.uplink()

@@ -32,6 +32,7 @@ func foreign(t *testing.T, err error, words ...string) {
 }
 
 func TestForeignLink(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.ip("link add wg0 type veth peer name x0", "link set wg0 alias payroll", "link set wg0 up")
 	before := s.dump()
@@ -56,6 +57,7 @@ func TestForeignLink(t *testing.T) {
 
 // Routes of somebody else stay, whichever device they lead to, and ours beside them are made.
 func TestForeignRoutes(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "link set far0 up",
@@ -96,6 +98,7 @@ func TestForeignRoutes(t *testing.T) {
 }
 
 func TestForeignAddress(t *testing.T) {
+	t.Parallel()
 	for _, o := range []Options{{}, {Sources: SourceLoopback}} {
 		s := newSpace(t)
 		h := s.up(o)
@@ -123,6 +126,7 @@ func TestForeignAddress(t *testing.T) {
 }
 
 func TestForeignTable(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "route add fd01::/64 dev eth0 table 7777 proto bird")
 	before := s.dump()
@@ -137,6 +141,7 @@ func TestForeignTable(t *testing.T) {
 
 // Two meshes in one namespace leave each other alone.
 func TestTwoMeshes(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	a, b := s.up(Options{Sources: SourceLoopback}), s.open(Options{Interface: "wg1", Sources: SourceLoopback})
 	must(t, one.reach(s.ctx(), a))
@@ -164,6 +169,7 @@ func TestTwoMeshes(t *testing.T) {
 
 // Without CAP_NET_ADMIN reading works, and each change says what it takes.
 func TestNoCapability(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	before := s.dump()

@@ -23,6 +23,7 @@ import (
 )
 
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	before := s.dump()
 	h := s.open(Options{})
@@ -132,6 +133,7 @@ func tun(h *Host, name string) (f *os.File, err error) {
 }
 
 func TestMTU(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, h.AddAddrs(s.ctx(), one.addrs))
@@ -205,6 +207,7 @@ func TestNoIPv6(t *testing.T) {
 }
 
 func TestReversePath(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.uplink()
 	s.sysctl("ipv4/conf/all/rp_filter", "1")
@@ -236,6 +239,7 @@ func TestReversePath(t *testing.T) {
 }
 
 func TestAround(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{Table: 7777, Rule: true, Mark: 51820})
 	if st := s.read(h); st.Host != (datapath.Host{}) {
@@ -260,6 +264,7 @@ func TestAround(t *testing.T) {
 
 // Where several ways exist, a change of source address never lets a packet go another way.
 func TestNoGap(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.uplink()
 	h, look := s.up(Options{}), s.open(Options{})
@@ -304,6 +309,7 @@ func TestNoGap(t *testing.T) {
 
 // A source address that the host does not have is refused, and the route keeps the one it has.
 func TestBadSource(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, one.on(s.ctx(), h))
@@ -335,6 +341,7 @@ func TestBadSource(t *testing.T) {
 
 // What somebody else put on our link is seen, and can be removed.
 func TestDrift(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, one.on(s.ctx(), h))
@@ -361,6 +368,7 @@ func TestDrift(t *testing.T) {
 }
 
 func TestCover(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	o := layouts["cover"]
 	h := s.up(o)
@@ -388,6 +396,7 @@ func TestCover(t *testing.T) {
 }
 
 func TestChanged(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.uplink()
 	h := s.up(Options{})
@@ -432,6 +441,7 @@ func TestChanged(t *testing.T) {
 
 // An overrun of the socket is a change, and what is read afterwards is exact.
 func TestOverrun(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	var serr error
@@ -473,6 +483,7 @@ func TestOverrun(t *testing.T) {
 
 // While addresses, links and routes come and go at full speed, a list never lacks what stayed.
 func TestInterrupted(t *testing.T) {
+	t.Parallel()
 	const reads = 1000
 	s := newSpace(t)
 	s.uplink()
@@ -611,6 +622,7 @@ func TestNamespaces(t *testing.T) {
 }
 
 func TestDo(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.open(Options{})
 	boom := errors.New("boom")
@@ -638,6 +650,7 @@ func TestDo(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	for range 20 {
 		h := s.up(Options{})
@@ -672,6 +685,7 @@ func TestClose(t *testing.T) {
 
 // Ten thousand routes are no reason to wait.
 func TestThousands(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, h.AddAddrs(s.ctx(), one.addrs.Union(two.addrs)))

@@ -5,6 +5,7 @@ package hostnet
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -22,7 +23,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	_ = flag.Set("test.parallel", "8") // these tests wait for the kernel more than they compute
+	goleak.VerifyTestMain(m)
+}
 
 // The main thread stays with the main goroutine: one that ended on it in another namespace would leave it
 // there, and /proc/self would be about that.
@@ -136,6 +141,22 @@ func (s *space) uplink() {
 		"addr add 203.0.113.2/24 dev eth0", "addr add 2001:db8:1::2/64 dev eth0 nodad",
 		"route add default via 203.0.113.1 proto static metric 100", "route add default via 2001:db8:1::1 proto static metric 1024",
 		"addr add 198.51.100.7/32 dev lo", "route add 10.99.0.0/16 dev eth0 proto 87 metric 7")
+	s.settle()
+}
+
+// settle waits until the kernel is done with what it puts off: carriers, and the routes of IPv6 addresses.
+func (s *space) settle() {
+	s.t.Helper()
+	last, since := s.raw(), time.Now()
+	for end := since.Add(20 * time.Second); time.Since(since) < 300*time.Millisecond || strings.Count(s.show("link"), "state UP") < 2; {
+		time.Sleep(20 * time.Millisecond)
+		if now := s.raw(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Now().After(end) {
+			s.t.Fatal("the kernel does not come to rest")
+		}
+	}
 }
 
 var (

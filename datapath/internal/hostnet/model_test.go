@@ -107,11 +107,16 @@ func (m *modelRun) step() {
 		for _, r := range rs {
 			src, have := m.m.ours[r.Prefix]
 			_, taken := m.m.foreign[spot{r.Prefix, 50}]
+			_, next := m.m.foreign[spot{r.Prefix, 51}]
 			var f *ForeignError
 			switch {
 			case have && src == r.Source && !m.m.aside[r.Prefix]:
 				if got[r.Prefix] != nil {
 					m.Errorf("%v: got %v, and it is there", r, got[r.Prefix])
+				}
+			case have && !m.m.aside[r.Prefix] && next: // there is no way to change it
+				if !errors.As(got[r.Prefix], &f) {
+					m.Errorf("%v: got %v, and somebody has the next metric", r, got[r.Prefix])
 				}
 			case taken:
 				if !errors.As(got[r.Prefix], &f) {
@@ -163,8 +168,13 @@ func (m *modelRun) step() {
 		had := m.m.addrs[a]
 		delete(m.m.addrs, a)
 		if had && a.Is4() && !slices.ContainsFunc(slices.Collect(maps.Keys(m.m.addrs)), netip.Addr.Is4) {
-			// With the last IPv4 address Linux removes every IPv4 route into the link. Ours are back.
+			// With the last IPv4 address Linux removes every IPv4 route into the link. Ours are back, but
+			// where somebody has put his behind it.
 			maps.DeleteFunc(m.m.foreign, func(_ spot, ours bool) bool { return ours })
+			maps.DeleteFunc(m.m.ours, func(p netip.Prefix, _ netip.Addr) bool {
+				_, taken := m.m.foreign[spot{p, 50}]
+				return p.Addr().Is4() && taken
+			})
 		}
 	case 9, 10: // somebody adds a route, where there is none or behind what there is
 		at := spot{pick(m.r, modelPrefixes), pick(m.r, []int{50, 50, 51, 7})}
@@ -281,8 +291,10 @@ func (m *modelRun) check() {
 
 // Whatever we and somebody else do in turn, ours is as asked for, and his is as he left it.
 func TestModel(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "link set far0 up", "addr add 203.0.113.2/24 dev eth0") // with the last one its routes would go
+	s.settle()
 	before := s.raw()
 	f, err := os.Open(s.path)
 	must(t, err)
