@@ -318,6 +318,9 @@ func (a *apply) putPeer(ctx context.Context, i int) error {
 // the interval of one is turned on.
 func (a *apply) greet() {
 	if len(a.toGreet) > 0 && a.found && !a.k.closed {
+		for _, g := range a.toGreet {
+			delete(a.k.waiting, g.key)
+		}
 		a.k.greet(a.toGreet...)
 	}
 }
@@ -333,7 +336,7 @@ func (k *Kernel) greet(greetings ...greeting) {
 		if !ok {
 			continue // it is gone again
 		}
-		k.greeted[g.key] = time.Now()
+		k.waiting[g.key] = waiting{time.Now(), k.waiting[g.key].greeted + 1}
 		if !g.created && p.Keepalive != 0 {
 			set(g.key, 0)
 		}
@@ -347,27 +350,76 @@ func (k *Kernel) greet(greetings ...greeting) {
 	}
 }
 
-// regreetAfter is when a peer that sent something, but with which there is no session, is greeted again:
-// later than WireGuard would try again by itself, 5 s and up to a third of one more.
-const regreetAfter = 6 * time.Second
+const (
+	// crossedAfter is when a peer that sent something, but with which there is no session, is taken for one
+	// whose handshake crossed this node's: it is longer than a handshake takes on any path on Earth.
+	crossedAfter = time.Second
+	// regreetAfter is when it is greeted once more, if it is for the other node to begin: later than
+	// WireGuard would try again by itself, after 5 s and up to a third of one more.
+	regreetAfter = 6 * time.Second
+	// maxRegreets bounds how often: what the peer seemed to send may not have been from it.
+	maxRegreets = 3
+)
 
-// regreet greets those again whose handshake crossed this node's, so that each took up the other's and neither was
-// answered. Linux tries again after 5 s, but not if it answered less than 5 s ago, as it then did; if that happens on both sides
-// there is no session until there is a packet for one. op is held, and the device was read.
-func (k *Kernel) regreet(now time.Time) {
-	var again []greeting
-	for peer, at := range k.greeted {
+// waiting is a peer that was greeted and has no session yet.
+type waiting struct {
+	since   time.Time
+	greeted int
+}
+
+// regreet brings about the handshakes of peers that crossed this node's: each node took up the other's and
+// forgot its own, so that neither answer was of use. Linux tries again after 5 s, on both sides within a
+// third of a second, so that on a slow path or host they cross again and again; or not at all, if it
+// answered less than 5 s ago. So the node with the lesser key begins anew at once. Linux allows one handshake in
+// 5 s for a peer, but a peer that is made anew has had none; and without a session there is nothing to lose.
+// op is held, and the device was read.
+func (k *Kernel) regreet(ctx context.Context, now time.Time) {
+	var anew, again []greeting
+	for peer, w := range k.waiting {
 		st, ok := k.stats[peer]
-		switch {
-		case !ok || !st.LastHandshake.IsZero():
-			delete(k.greeted, peer)
-		case st.Received > 0 && now.Sub(at) > regreetAfter:
+		if !ok || !st.LastHandshake.IsZero() || w.greeted > maxRegreets {
+			delete(k.waiting, peer)
+			continue
+		}
+		if st.Received == 0 {
+			continue // it is not there, or does not know this node yet
+		}
+		if k.model.Public().Compare(peer) < 0 && now.Sub(w.since) > crossedAfter {
+			anew = append(anew, greeting{key: peer})
+		} else if now.Sub(w.since) > regreetAfter {
 			again = append(again, greeting{key: peer})
 		}
 	}
-	if len(again) > 0 {
-		k.greet(again...)
+	for _, g := range anew {
+		if ctx.Err() == nil {
+			k.renew(g.key)
+		}
 	}
+	k.greet(again...)
+}
+
+// renew makes a peer anew. Meanwhile its prefixes are with a peer that nobody is, lest packets for them go
+// to one with a wider prefix.
+func (k *Kernel) renew(peer key.Public) {
+	p, ok := k.model.State().Peers[peer]
+	if !ok || !p.Endpoint.IsValid() {
+		return
+	}
+	nobody, err := key.NewPrivate()
+	if err != nil {
+		return
+	}
+	holder := nobody.Public()
+	var changes []wgconv.Change
+	if !p.Prefixes.IsEmpty() {
+		changes = append(changes, wgconv.Change{Key: holder, Prefixes: p.Prefixes})
+	}
+	changes = append(changes, wgconv.Change{Key: peer, Remove: true},
+		wgconv.Change{Key: peer, Preshared: &p.Preshared, Endpoint: p.Endpoint, Prefixes: p.Prefixes},
+		wgconv.Change{Key: holder, Remove: true})
+	k.log.Debug("handshakes crossed; beginning anew", "peer", peer.Short())
+	k.write(changes...)
+	k.greet(greeting{key: peer, created: true})
 }
 
 // dropPrefixes takes prefixes from a peer.
@@ -610,7 +662,7 @@ func (a *apply) removeDevice(ctx context.Context) error {
 		return wrap("removing "+k.opts.Interface, err)
 	}
 	k.active, k.model, k.local = false, nil, prefixes.Set{}
-	clear(k.greeted)
+	clear(k.waiting)
 	a.found, a.device, a.toGreet = false, nil, nil
 	clear(a.touched)
 	return nil

@@ -37,12 +37,12 @@ type Kernel struct {
 	local    prefixes.Set    // the kernel has no place for it
 	model    *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
 	stats    map[key.Public]datapath.Stats
-	index    int                      // of its interface
-	seen     time.Time                // when it was read
-	took     time.Duration            // how long that took
-	told     map[string]bool          // problems that were logged
-	unmended bool                     // it was too soon to bring the link back
-	greeted  map[key.Public]time.Time // peers without a session yet, and when they were greeted last
+	index    int             // of its interface
+	seen     time.Time       // when it was read
+	took     time.Duration   // how long that took
+	told     map[string]bool // problems that were logged
+	unmended bool            // it was too soon to bring the link back
+	waiting  map[key.Public]waiting
 
 	// For tests.
 	budget   int  // of messages; 0: the default
@@ -76,7 +76,7 @@ func New(o Options) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
 	}
 	k := &Kernel{
-		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool), greeted: make(map[key.Public]time.Time),
+		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	k.tasks.Go(k.watch)

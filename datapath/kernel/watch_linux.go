@@ -57,7 +57,7 @@ func (k *Kernel) poll() time.Duration {
 		k.unmended = false
 		k.notify()
 	}
-	if age := time.Since(k.seen); age < next/2 {
+	if age := time.Since(k.seen); age < next/2 && len(k.waiting) == 0 {
 		return next - age
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
@@ -67,7 +67,7 @@ func (k *Kernel) poll() time.Duration {
 		k.notify()
 	}
 	if err == nil {
-		k.regreet(time.Now())
+		k.regreet(ctx, time.Now())
 	}
 	return max(pollEvery, pollShare*k.took)
 }
