@@ -83,7 +83,7 @@ func TestGuestArgs(t *testing.T) {
 }
 
 func TestGuestEnv(t *testing.T) {
-	got := guestEnv([]string{"CI=true", "HOME=/home/x", "WARREN_A=b=c", "WARREN_VMRUN=6", "SECRET=1", "TERM=dumb", "WARREN=1"})
+	got := guestEnv([]string{"CI=true", "HOME=/nonexistent", "WARREN_A=b=c", "WARREN_VMRUN=6", "SECRET=1", "TERM=dumb", "WARREN=1"})
 	if want := []string{"CI=true", "WARREN_A=b=c", "TERM=dumb"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}

@@ -333,9 +333,11 @@ func programFiles(name string) ([]string, error) {
 		return nil, err
 	}
 	files := []string{path}
-	interp, err := interpreter(path)
-	if err != nil || interp == "" {
-		return files, err
+	switch interp, err := interpreter(path); {
+	case err != nil:
+		return nil, cannot("-with %s: no program to take along: %s: %v", name, path, err)
+	case interp == "":
+		return files, nil
 	}
 	out, err := exec.Command("ldd", path).Output()
 	if err != nil {
