@@ -13,26 +13,21 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/examples/agent/internal/expose"
-	"github.com/warren-mesh/warren/examples/agent/internal/relay"
 	"github.com/warren-mesh/warren/examples/agent/internal/socks5"
 	"github.com/warren-mesh/warren/examples/agent/internal/ula"
-	"github.com/warren-mesh/warren/examples/agent/internal/underlay"
 	"github.com/warren-mesh/warren/mesh"
-	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry"
 )
 
 // errState says that a state folder is another's.
 var errState = errors.New("not this agent's")
-
-// lookAgain is how often the host's addresses are looked at. Not every system tells of their changes.
-const lookAgain = 10 * time.Second
 
 // agent is what "agent run" runs.
 type agent struct {
@@ -45,11 +40,12 @@ type agent struct {
 	store   *guard
 	carrier carrier
 	mesh    mesh.Mesh
-	socks   net.Listener // nil: none
-	process control.Process
+	host    hostWatch
+	process control.Process // but for its registry
 }
 
-// newAgent makes an agent of its configuration. It opens what can be refused at once, and close closes it.
+// newAgent makes an agent of its configuration, or refuses it. It changes nothing on the host: that is for
+// who has the state folder. close closes what it opens.
 func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *agent, err error) {
 	a := &agent{cfg: cfg, log: log, level: level, own: cfg.Address}
 	defer func() {
@@ -67,14 +63,19 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	if err != nil {
 		return nil, err
 	}
-	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry)}
+	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry), founds: true,
+		open: func(c config.Config) (store, error) { return openStore(c, log) }}
 	a.carrier, err = openCarrier(cfg, func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) }, log)
 	if err != nil {
 		return nil, err
 	}
 	endpoints := cfg.Endpoint
 	if a.watchesHost() {
-		endpoints = a.hostEndpoints()
+		endpoints, err = a.hostEndpoints()
+		if a.host.turned(err) {
+			log.Warn("the host's addresses cannot be read: no endpoints are published until they can", "err", err)
+		}
+		a.host.published = endpoints
 	}
 	wide := cfg.AcceptWide
 	a.mesh, err = mesh.New(mesh.Config{
@@ -88,17 +89,9 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Socks5 != "" {
-		if a.socks, err = net.Listen("tcp", cfg.Socks5); err != nil {
-			return nil, fmt.Errorf("socks5 (%s): %w", cfg.Origin("socks5"), err)
-		}
-	}
 	a.process = control.Process{
-		PID: os.Getpid(), Build: build(), Started: time.Now().Round(0), Mesh: cfg.Mesh, Registry: a.store.where,
+		PID: os.Getpid(), Build: build(), Started: time.Now().Round(0), Mesh: cfg.Mesh,
 		Datapath: cfg.Datapath, State: cfg.State,
-	}
-	if a.socks != nil {
-		a.process.Socks5 = a.socks.Addr().String()
 	}
 	for _, r := range cfg.Expose {
 		a.process.Expose = append(a.process.Expose, r.String())
@@ -108,11 +101,6 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 
 func (a *agent) close() error {
 	var errs []error
-	if a.socks != nil {
-		if err := a.socks.Close(); !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, err)
-		}
-	}
 	if a.carrier != nil {
 		errs = append(errs, a.carrier.Close())
 	}
@@ -194,10 +182,20 @@ func (a *agent) start(ctx context.Context, part func(string, func(context.Contex
 	if err != nil {
 		return err
 	}
+	var proxy net.Listener
+	if a.cfg.Socks5 != "" {
+		if proxy, err = net.Listen("tcp", a.cfg.Socks5); err != nil {
+			return errors.Join(fmt.Errorf("socks5 (%s): %w", a.cfg.Origin("socks5"), err), l.Close())
+		}
+		a.process.Socks5 = proxy.Addr().String() // before anybody can ask
+	}
 	part("the control socket", func(ctx context.Context) error { return control.Serve(ctx, l, a, a.log) })
-	if a.socks != nil {
-		s := &socks5.Server{Dialer: a.carrier, Logger: a.log, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) }}
-		part("the SOCKS5 proxy", func(ctx context.Context) error { return s.Serve(ctx, a.socks) })
+	if proxy != nil {
+		s := &socks5.Server{
+			Dialer: a.carrier, Logger: a.log, MaxClients: share(1, socks5.DefaultMaxClients),
+			Lookup: func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) },
+		}
+		part("the SOCKS5 proxy", func(ctx context.Context) error { return s.Serve(ctx, proxy) })
 		a.log.Info("SOCKS5 proxy into the mesh", "address", a.process.Socks5)
 		if host, _, err := net.SplitHostPort(a.process.Socks5); err == nil {
 			if ip, err := netip.ParseAddr(host); err == nil && !ip.IsLoopback() {
@@ -208,17 +206,19 @@ func (a *agent) start(ctx context.Context, part func(string, func(context.Contex
 	for _, r := range a.cfg.Expose {
 		for _, addr := range a.own {
 			part("exposing "+r.String(), func(ctx context.Context) error {
-				return expose.Serve(ctx, a.carrier, addr, r, expose.Options{Logger: a.log})
+				return expose.Serve(ctx, a.carrier, addr, r, expose.Options{Logger: a.log, MaxClients: share(len(a.cfg.Expose)*len(a.own), expose.DefaultMaxClients)})
 			})
 		}
 	}
 	if a.watchesHost() {
-		part("watching the host's addresses", a.watchHost)
+		part("watching the host's addresses", func(ctx context.Context) error {
+			return a.host.watchHost(ctx, a.hostEndpoints, a.mesh.SetEndpoints, a.log)
+		})
 	}
 	if a.hup != nil {
 		part("reading the configuration again", a.reloads)
 	}
-	a.log.Info("running", "node", a.cfg.Node, "mesh", a.cfg.Mesh, "addresses", a.own, "registry", a.store.where, "datapath", a.cfg.Datapath, "state", a.cfg.State, "pid", a.process.PID)
+	a.log.Info("running", "node", a.cfg.Node, "mesh", a.cfg.Mesh, "addresses", a.own, "registry", a.store.at(), "datapath", a.cfg.Datapath, "state", a.cfg.State, "pid", a.process.PID)
 	if a.cfg.Registry == "memory" {
 		a.log.Warn("the registry is memory: this node is alone in a mesh that ends with it; for others to find it, say --registry etcd://HOST:PORT")
 	}
@@ -228,40 +228,14 @@ func (a *agent) start(ctx context.Context, part func(string, func(context.Contex
 
 func (a *agent) watchesHost() bool { return len(a.cfg.Endpoint) == 0 && !a.cfg.NoEndpoint }
 
-// hostEndpoints are the host's addresses, without those that the mesh gave it.
-func (a *agent) hostEndpoints() []mesh.Endpoint {
-	ls, err := underlay.Links()
-	if err != nil {
-		a.log.Warn("no endpoints are published", "err", err)
-		return nil
+// share returns how many clients, at most most, each of so many parts may have: a quarter of the descriptors
+// is for all of them together, so that those who use the mesh leave the agent what it needs for itself.
+func share(parts, most int) int {
+	n := descriptors()
+	if n == 0 {
+		return most
 	}
-	in := ula.Prefix(a.cfg.Mesh)
-	skip := func(x netip.Addr) bool { return in.Contains(x) || slices.Contains(a.own, x) }
-	var es []mesh.Endpoint
-	for _, x := range underlay.Choose(ls, underlay.Sources(), skip, record.MaxEndpoints) {
-		es = append(es, mesh.Endpoint{Addr: x})
-	}
-	return es
-}
-
-func (a *agent) watchHost(ctx context.Context) error {
-	was := a.hostEndpoints()
-	if err := a.mesh.SetEndpoints(was...); err != nil {
-		return err
-	}
-	for relay.Sleep(ctx, lookAgain) {
-		is := a.hostEndpoints()
-		if slices.Equal(is, was) {
-			continue
-		}
-		if err := a.mesh.SetEndpoints(is...); err != nil {
-			a.log.Warn("the host's new addresses are not published", "err", err)
-			continue
-		}
-		a.log.Info("the host has other addresses", "endpoints", is)
-		was = is
-	}
-	return nil
+	return int(min(max(n/4/uint64(parts), 1), uint64(most)))
 }
 
 // reloads takes up at SIGHUP what may change while the agent runs.
@@ -277,15 +251,20 @@ func (a *agent) reloads(ctx context.Context) error {
 			a.log.Error("the configuration is not read again: nothing is changed", "err", err)
 			continue
 		}
-		a.take(c)
+		a.take(ctx, c)
 	}
 }
 
-func (a *agent) take(c config.Config) {
-	if err := a.store.reload(c); err != nil {
-		a.log.Error("the registry stays as it is", "err", err)
-	}
+func (a *agent) take(ctx context.Context, c config.Config) {
 	a.level.Set(c.LogLevel)
+	switch unseen, err := a.store.reload(ctx, c); {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		a.log.Error("the registry stays as it is", "registry", a.store.at(), "err", err)
+	case unseen != nil:
+		a.log.Warn("the registry is taken up without having been seen", "registry", a.store.at(), "err", unseen)
+	}
 	changed := a.cfg.Changed(c)
 	for _, s := range config.Settings() {
 		if slices.Contains(changed, s.Name) && !s.Reload {
@@ -303,7 +282,9 @@ func (a *agent) lookup(host string) ([]netip.Addr, error) {
 // Status implements control.Agent.
 func (a *agent) Status() (control.Status, <-chan struct{}) {
 	v, stale := a.mesh.Current()
-	return control.StatusOf(a.process, v, time.Now()), stale
+	p := a.process
+	p.Registry = a.store.at()
+	return control.StatusOf(p, v, time.Now()), stale
 }
 
 // Leave implements control.Agent.
@@ -398,6 +379,12 @@ func keepState(c config.Config) error {
 	}
 	path := filepath.Join(c.State, stateName)
 	data = append(data, '\n')
+	es, _ := os.ReadDir(c.State)
+	for _, e := range es {
+		if strings.HasPrefix(e.Name(), "."+stateName+"-") { // of an agent that was killed
+			_ = os.Remove(filepath.Join(c.State, e.Name()))
+		}
+	}
 	if was, err := os.ReadFile(path); err == nil && string(was) == string(data) {
 		return nil
 	}

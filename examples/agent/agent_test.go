@@ -41,7 +41,7 @@ func TestCarriers(t *testing.T) {
 }
 
 func guarded(r *memory.Registry, mesh string) *guard {
-	return &guard{store: alone{r}, mesh: mesh, where: "somewhere"}
+	return &guard{store: alone{r}, mesh: mesh, where: "somewhere", founds: true}
 }
 
 // Of its own mesh, a guard is a registry as any other.
@@ -148,6 +148,126 @@ func TestGuardLater(t *testing.T) {
 			t.Errorf("%d resets, and then %v", resets, told)
 		}
 	})
+}
+
+// moving is a store that reload has be another one.
+type moving struct {
+	alone
+	to *memory.Registry
+}
+
+func (m *moving) reload(config.Config) error { m.alone = alone{m.to}; return nil }
+func (m *moving) check(config.Config) error  { return nil }
+
+// A reload to a registry that is another mesh's is refused; to one that is not seen it is not, and then nothing
+// goes in before it is. What is under way is done again, in the new one.
+func TestGuardReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		first, second, foreign := memory.New(), memory.New(), memory.New()
+		m := &moving{alone: alone{first}}
+		g := guarded(first, "blue")
+		g.store = m
+		g.open = func(config.Config) (store, error) { return alone{m.to}, nil }
+		var told error
+		g.foreign = func(err error) { told = err }
+		has := func(r *memory.Registry) (ids []string) {
+			for b := range r.Handle().Watch(ctx, registry.KindNode) {
+				for _, e := range b.Put {
+					ids = append(ids, e.ID)
+				}
+				break
+			}
+			return ids
+		}
+		to := func(r *memory.Registry) (unseen, err error) {
+			m.to = r
+			return g.reload(ctx, config.Config{Registry: "etcd://" + map[*memory.Registry]string{second: "second", foreign: "foreign"}[r] + ":1"})
+		}
+		if err := g.Put(ctx, registry.Entry{ID: "node/a"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := guarded(foreign, "red").Put(ctx, registry.Entry{ID: "node/r"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := to(foreign); !errors.Is(err, errOtherMesh) || !strings.Contains(err.Error(), "etcd://foreign:1 is that") || g.at() != "somewhere" || told != nil {
+			t.Errorf("got %v, it is at %s and told %v", err, g.at(), told)
+		}
+
+		first.SetDelay(func(string, string) time.Duration { return time.Hour })
+		done := make(chan error, 1)
+		go func() { done <- g.Put(ctx, registry.Entry{ID: "node/b"}) }()
+		synctest.Wait()
+		if unseen, err := to(second); unseen != nil || err != nil || g.at() != "etcd://second:1" {
+			t.Errorf("got %v and %v, it is at %s", unseen, err, g.at())
+		}
+		if err := <-done; err != nil || !slices.Equal(has(second), []string{"node/b"}) {
+			t.Errorf("got %v, the second has %q", err, has(second))
+		}
+
+		cut := foreign.Handle()
+		cut.Cut()
+		m.to = cut
+		start := time.Now()
+		unseen, err := g.reload(ctx, config.Config{Registry: "etcd://cut:1"})
+		if !errors.Is(unseen, memory.ErrCut) || err != nil || time.Since(start) != lookFor {
+			t.Errorf("got %v and %v after %v", unseen, err, time.Since(start))
+		}
+		if err := g.Put(ctx, registry.Entry{ID: "node/c"}); !errors.Is(err, memory.ErrCut) || told != nil {
+			t.Errorf("got %v, told %v", err, told)
+		}
+		cut.Heal()
+		if err := g.Put(ctx, registry.Entry{ID: "node/c"}); !errors.Is(err, errOtherMesh) || !errors.Is(told, errOtherMesh) || !strings.Contains(told.Error(), "etcd://cut:1 is that of mesh \"red\"") {
+			t.Errorf("got %v, told %v", err, told)
+		}
+		if got := has(foreign); !slices.Equal(got, []string{"node/r"}) {
+			t.Errorf("it has %q", got)
+		}
+	})
+}
+
+// Who may not write the mark can be of a mesh that has one.
+func TestGuardReadsFirst(t *testing.T) {
+	ctx := t.Context()
+	r := memory.New()
+	if err := guarded(r, "blue").Put(ctx, registry.Entry{ID: "node/a"}); err != nil {
+		t.Fatal(err)
+	}
+	refuse := errors.New("permission denied")
+	h := r.Handle()
+	h.SetFault(func(op, _ string) error {
+		if op == memory.OpSwap {
+			return refuse
+		}
+		return nil
+	})
+	if err := guarded(h, "blue").Put(ctx, registry.Entry{ID: "node/b"}); err != nil {
+		t.Error(err)
+	}
+	if err := guarded(h, "red").Put(ctx, registry.Entry{ID: "node/b"}); !errors.Is(err, errOtherMesh) {
+		t.Errorf("got %v", err)
+	}
+	h = memory.New()
+	g := guarded(h, "blue")
+	g.founds = false
+	if err := g.Put(ctx, registry.Entry{ID: "node/b"}); !errors.Is(err, errNoMesh) {
+		t.Errorf("got %v", err)
+	}
+	h.SetFault(func(op, _ string) error { return map[string]error{memory.OpSwap: refuse}[op] })
+	if err := guarded(h, "blue").Put(ctx, registry.Entry{ID: "node/b"}); !errors.Is(err, refuse) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The descriptors of all clients together are a part of those that there are.
+func TestShare(t *testing.T) {
+	if got := share(1, 1); got != 1 {
+		t.Errorf("got %d", got)
+	}
+	n := descriptors()
+	if got := share(1, 1<<30); n == 0 && got != 1<<30 || n > 0 && uint64(got) != min(max(n/4, 1), 1<<30) {
+		t.Errorf("of %d: got %d", n, got)
+	}
 }
 
 func testView() view.View {

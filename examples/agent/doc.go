@@ -27,14 +27,19 @@
 // What a mesh has in an etcd is below /warren/NAME/, so that several share one. The first node marks the
 // registry with the entry mesh/name, which has the mesh's name. A node that finds another name there, as
 // it was given a wrong prefix, neither reads nor writes anything and ends with exit status 5. Where the
-// registry cannot be reached this is found out later, before anything else is read.
+// registry cannot be reached this is found out later, before anything else is read. "agent leave" and "agent
+// forget" mark nothing: without an agent they work on a registry that is the mesh's already, or not at all.
+//
+// A user of etcd needs permission to read /warren/NAME/ and to read and write /warren/NAME/node/ID, where ID
+// is its node. The first node of a mesh writes the mark, and needs /warren/NAME/mesh/name for that.
 //
 // # Signals
 //
 // SIGTERM and SIGINT end the agent within seconds and keep the node's record: it has its place in the mesh
 // when it is back. A second one ends it at once. SIGHUP has it read its configuration again, and take up
-// what may change: the registry's members and credentials, and the log level. It tells systemd when it is
-// up (Type=notify).
+// what may change: the registry's members and credentials, and the log level. A registry that turns out to
+// be another mesh's is not taken up, and the agent goes on with the one it has; one that cannot be reached is
+// taken up, and looked at before anything goes in or out. It tells systemd when it is up (Type=notify).
 //
 // # Exit status
 //

@@ -448,7 +448,7 @@ func TestTwoMeshes(t *testing.T) {
 	if err != nil || len(resp.Kvs) > 0 {
 		t.Errorf("cora's record is there: %v %v", resp, err)
 	}
-	if out, err := run(cora, "leave", "--registry", etcd.URL()+"/warren/blue"); err == nil || !strings.Contains(out, `is that of mesh "blue"`) {
+	if out, err := run(cora, "leave", "--mesh", "red", "--registry", etcd.URL()+"/warren/blue"); err == nil || !strings.Contains(out, `is that of mesh "blue"`) {
 		t.Errorf("leaving the wrong mesh: %v: %s", err, out)
 	}
 	if !published(anna.status()) || len(anna.status().Peers) != 0 {

@@ -4,15 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/spf13/cobra"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/examples/agent/internal/nearest"
+	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry"
 )
 
@@ -20,7 +26,9 @@ func newLeave() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "leave", Short: "Take this node out of the mesh", Args: args(cobra.NoArgs),
 		Long: `Leave withdraws this node's record, so that the others send it nothing any more, and ends the running
-agent. Where none is running it does so by itself, for which it has to be told the registry.
+agent. Where none is running it does so by itself, for which it has to be told the registry. It takes the
+state folder for that, so that an agent which listens at another --socket is found out. A registry that is
+not marked as the mesh's is left as it is.
 
 The key stays in the state folder: the next "agent run" joins again as the same node.`,
 		Example: "  agent leave\n  agent leave --registry etcd://192.0.2.1:2379    # with no agent running",
@@ -36,19 +44,13 @@ The key stays in the state folder: the next "agent run" joins again as the same 
 		defer cancel()
 		err = clientOf(c).Leave(ctx)
 		switch {
-		case errors.Is(err, control.ErrNotRunning) && c.Registry != "" && c.Registry != "memory":
-			if c.Node == "" {
-				return fmt.Errorf("%w, and the state folder %s is no node's: say which node is to leave with --node", err, c.State)
-			}
-			if err := directly(ctx, c, func(g *guard) error {
-				return retry(ctx, func(ctx context.Context) error { return g.Delete(ctx, registry.NodeID(c.Node)) })
-			}); err != nil {
+		case errors.Is(err, control.ErrNotRunning):
+			text, err := leave(ctx, c, err)
+			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s has left mesh %s; no agent was running\n", c.Node, c.Mesh)
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
 			return err
-		case errors.Is(err, control.ErrNotRunning):
-			return fmt.Errorf("%w; to withdraw the node's record without an agent, name the registry with --registry", notRunning(c, err))
 		case err != nil:
 			return err
 		}
@@ -56,6 +58,70 @@ The key stays in the state folder: the next "agent run" joins again as the same 
 		return err
 	}
 	return cmd
+}
+
+// leave withdraws the record of a node whose agent does not answer, and returns what there is to say.
+func leave(ctx context.Context, c config.Config, notThere error) (string, error) {
+	unlock, err := lockState(c.State)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	switch {
+	case c.Registry == "" || c.Registry == "memory":
+		return "", fmt.Errorf("%w; to withdraw the node's record without an agent, name the registry with --registry", notRunning(c, notThere))
+	case c.Node == "":
+		return "", fmt.Errorf("%w, and the state folder %s is no node's: say which node is to leave with --node", notThere, c.State)
+	}
+	if err := checkState(c); err != nil {
+		return "", err
+	}
+	there := false
+	err = directly(ctx, c, func(g *guard) error {
+		names, err := nodes(ctx, g)
+		if there = slices.Contains(names, c.Node); err != nil || !there {
+			return err
+		}
+		return retry(ctx, func(ctx context.Context) error { return g.Delete(ctx, registry.NodeID(c.Node)) })
+	})
+	if err != nil {
+		return "", err
+	}
+	// With it the next start would go on with peers of a mesh that this node is no part of.
+	if err := os.Remove(filepath.Join(c.State, "snapshot")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("state folder: %w", err)
+	}
+	if !there {
+		return fmt.Sprintf("%s had no record in mesh %s, and no agent was running", c.Node, c.Mesh), nil
+	}
+	return fmt.Sprintf("%s has left mesh %s; no agent was running", c.Node, c.Mesh), nil
+}
+
+// lockState takes a state folder as a running mesh does: by the same file. A folder that none has used is
+// not touched.
+func lockState(dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, "lock")
+	switch _, err := os.Stat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return func() {}, nil
+	case err != nil:
+		return nil, fmt.Errorf("state folder: %w", err)
+	}
+	l := flock.New(path, flock.SetPermissions(0o600))
+	ok, err := l.TryLock()
+	if err != nil {
+		return nil, fmt.Errorf("state folder %s: locking: %w", dir, err)
+	}
+	if !ok {
+		who := ""
+		if data, err := os.ReadFile(filepath.Join(dir, "owner")); err == nil {
+			if node, pid, ok := strings.Cut(strings.TrimSpace(string(data)), " "); ok {
+				who = fmt.Sprintf(" by node %s in process %s", node, pid)
+			}
+		}
+		return nil, fmt.Errorf("state folder %s: %w%s, which listens elsewhere; say where with --socket", dir, mesh.ErrStateInUse, who)
+	}
+	return func() { _ = l.Close() }, nil
 }
 
 func newForget() *cobra.Command {
@@ -66,7 +132,7 @@ It is for nodes that are gone and did not leave. A node that is alive puts its r
 this node had a handshake a moment ago is therefore refused, unless with --force.
 
 Where no agent is running it does so by itself, for which it has to be told the registry. It cannot tell
-then whether the node is alive.`,
+then whether the node is alive. A registry that is not marked as the mesh's is left as it is.`,
 		Example: "  agent forget alpha",
 	}
 	flags := config.Bind(cmd.Flags(), config.ToRegister)
@@ -108,7 +174,7 @@ func timeout(cmd *cobra.Command) func(*cobra.Command) (context.Context, context.
 	}
 }
 
-// directly does something in the registry without an agent.
+// directly does something in the registry without an agent. It leaves alone what is not known to be the mesh's.
 func directly(ctx context.Context, c config.Config, do func(*guard) error) error {
 	s, err := openStore(c, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -146,7 +212,7 @@ func nodes(ctx context.Context, g *guard) ([]string, error) {
 	var last error
 	for b, err := range g.Watch(ctx, registry.KindNode) {
 		switch {
-		case errors.Is(err, errOtherMesh):
+		case errors.Is(err, errOtherMesh), errors.Is(err, errNoMesh):
 			return nil, err
 		case err != nil:
 			last = err

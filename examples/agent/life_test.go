@@ -105,7 +105,10 @@ func TestHostEndpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := a.hostEndpoints()
+	want, err := a.hostEndpoints()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if len(want) == 0 {
 		t.Skip("needs a host with an address, be it loopback")
 	}

@@ -93,6 +93,7 @@ type proc struct {
 	control control.Client
 	web     string // host:port of what it exposes on port 80
 	sink    *sink  // behind port 7/udp
+	limit   int    // of descriptors; 0: the system's
 
 	mu    sync.Mutex
 	log   bytes.Buffer
@@ -145,6 +146,9 @@ func (p *proc) start() *proc {
 		p.t.Fatal(err)
 	}
 	p.cmd = exec.Command(path, p.args...)
+	if p.limit > 0 {
+		p.cmd = exec.Command("sh", append([]string{"-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.limit), path}, p.args...)...)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "WARREN_") })
 	unprivileged(p.cmd)

@@ -95,14 +95,14 @@ func settingsHelp() string {
 	fmt.Fprintf(&b, `A setting has one name in three spellings: a flag (--log-level), a variable of the environment
 (%s) and a key of the YAML file that --config or %s names (log-level). A flag
 goes before the environment, that before the file, and that before the default. Paths in the file are
-relative to it.
+relative to it, be they in the URL of the registry.
 
 Where a setting takes several values, the flag may be given again or have them with commas between, as in
 the environment; in the file they are a list. Labels are a map there. "agent config" shows what is in
 force and who said so.
 
 What is marked * may change while an agent runs: at SIGHUP it reads its file again, and the files of
-certificates and passwords.
+certificates and passwords. A registry that is another mesh's is not taken up.
 `, config.Variable("log-level"), config.Variable("config"))
 	for _, s := range config.Settings() {
 		mark := ""

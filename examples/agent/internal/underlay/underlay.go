@@ -2,10 +2,12 @@
 package underlay
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 )
 
 // Link is a network interface with its addresses.
@@ -15,7 +17,8 @@ type Link struct {
 	Addrs []netip.Addr
 }
 
-// Links returns the host's. One that goes away meanwhile has no addresses.
+// Links returns the host's. Where any of them cannot be read, as the process has no descriptors left say,
+// that is an error: what is not known is not the same as what is not there.
 func Links() ([]Link, error) {
 	is, err := net.Interfaces()
 	if err != nil {
@@ -24,7 +27,10 @@ func Links() ([]Link, error) {
 	var ls []Link
 	for _, i := range is {
 		l := Link{Name: i.Name, Up: i.Flags&net.FlagUp != 0}
-		as, _ := i.Addrs()
+		as, err := i.Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("the addresses of the host's interface %s cannot be listed: %w", i.Name, err)
+		}
 		for _, a := range as {
 			if p, err := netip.ParsePrefix(a.String()); err == nil {
 				l.Addrs = append(l.Addrs, p.Addr().Unmap())
@@ -80,10 +86,14 @@ func Choose(ls []Link, first []netip.Addr, skip func(netip.Addr) bool, max int) 
 // Sources returns the addresses the host would send from to the rest of the world. No packet is sent for
 // it: the addresses asked for are for documentation (RFC 5737, RFC 3849), and connecting UDP is a look
 // into the routes.
-func Sources() (as []netip.Addr) {
+func Sources() (as []netip.Addr, err error) {
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		c, err := net.Dial("udp", to)
-		if err != nil {
+		switch {
+		case err == nil:
+		case slices.ContainsFunc(scarce, func(e error) bool { return errors.Is(err, e) }):
+			return nil, fmt.Errorf("the addresses that the host sends from cannot be found out: %w", err)
+		default:
 			continue // no route
 		}
 		if a, ok := c.LocalAddr().(*net.UDPAddr); ok {
@@ -91,5 +101,8 @@ func Sources() (as []netip.Addr) {
 		}
 		_ = c.Close()
 	}
-	return as
+	return as, nil
 }
+
+// scarce is what a host may be short of, which says nothing of its routes.
+var scarce = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}

@@ -46,7 +46,11 @@ func TestThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	as := underlay.Choose(ls, underlay.Sources(), nil, 64)
+	sources, err := underlay.Sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := underlay.Choose(ls, sources, nil, 64)
 	if len(as) == 0 {
 		t.Skip("needs a host with an address, be it loopback")
 	}
