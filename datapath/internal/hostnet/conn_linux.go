@@ -34,7 +34,8 @@ type conn struct {
 	seq    uint32
 	buf    []byte
 	closed *atomic.Bool
-	again  int // lists read again, for tests
+	late   error // of an answer that takes too long
+	again  int   // lists read again, for tests
 }
 
 func dial(ns int, closed *atomic.Bool) (*conn, error) {
@@ -70,7 +71,7 @@ func (c *conn) receive() ([]byte, error) {
 		case err != nil && c.closed.Load():
 			return nil, fmt.Errorf("host network: %w", net.ErrClosed)
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, fmt.Errorf("netlink: no answer: %w", err)
+			return nil, fmt.Errorf("netlink: no answer: %w", c.late)
 		case err != nil:
 			return nil, fmt.Errorf("netlink: %w", err)
 		case sa == nil || sa.Pid != 0:
@@ -92,8 +93,9 @@ func (c *conn) send(ctx context.Context, rs ...request) (uint32, error) {
 		return 0, fmt.Errorf("host network: %w", net.ErrClosed)
 	}
 	end := time.Now().Add(answerTime)
+	c.late = os.ErrDeadlineExceeded
 	if d, ok := ctx.Deadline(); ok && d.Before(end) {
-		end = d
+		end, c.late = d, context.DeadlineExceeded
 	}
 	if err := c.nl.SetDeadline(end); err != nil && !c.closed.Load() {
 		return 0, err
@@ -223,7 +225,12 @@ func (c *conn) list(ctx context.Context, r request) (ms []message, clean bool, e
 				}
 				return ms, clean, nil
 			case unix.NLMSG_ERROR:
-				return nil, false, failure(m)
+				err := failure(m)
+				if errors.Is(err, unix.EBUSY) {
+					// A list that was given up is still being written. Reading on ends it.
+					return nil, false, nil
+				}
+				return nil, false, err
 			}
 			ms = append(ms, m)
 		}
