@@ -114,7 +114,7 @@ func TestTokensExpire(t *testing.T) {
 		must("node/a", "1")
 		time.Sleep(2500 * time.Millisecond) // longer than the token is good for
 		must("node/a", "2")
-		c.Stop(0)
+		c.Kill(0) // does not wait for the watch
 		c.Start(0)
 		put(t, r, "node/a", "3")
 		f.has("node/a", "3")
@@ -144,6 +144,7 @@ func TestTokensExpire(t *testing.T) {
 
 // A user is no trouble to an etcd that knows none.
 func TestUserWithoutAuth(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, etcdtest.Options{})
 	r := open(t, etcd.Config{Endpoints: c.Endpoints(), Username: "agent", Password: hush})
 	put(t, r, "node/a", "1")
@@ -182,7 +183,7 @@ func TestTLS(t *testing.T) {
 		f.has("node/a", "1")
 
 		// Another authority for all.
-		c.Stop(0)
+		c.Kill(0)
 		a := etcdtest.NewAuthority(t, files.CA)
 		a.Issue(t, "server", files.ServerCert, files.ServerKey)
 		a.Issue(t, "client", files.Cert, files.Key)

@@ -217,6 +217,7 @@ func deleteEvent(id string, mod int64) *mvccpb.Event {
 // One response with many events on one key is one batch with the last. An unchanged value, and the
 // deletion of what is not there, are none.
 func TestOneResponseManyEvents(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	w := follow(t, f.open(), "node")
 	s := f.next()
@@ -239,6 +240,7 @@ func TestOneResponseManyEvents(t *testing.T) {
 
 // A response in fragments is taken in whole: when it breaks off, the watch is resumed before it.
 func TestFragments(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	w := follow(t, f.open(), "node")
 	s := f.next()
@@ -265,6 +267,7 @@ func TestFragments(t *testing.T) {
 
 // Only what the server says in the watch's own order counts as progress.
 func TestProgress(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	w := follow(t, f.open(), "node")
 	s := f.next()
@@ -290,6 +293,7 @@ func TestProgress(t *testing.T) {
 
 // What ends the certainty that nothing was missed is a Reset; what does not, is none.
 func TestWhatIsAGap(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		does  func(f *fake, s *fakeWatch)
@@ -376,6 +380,7 @@ func TestWhatIsAGap(t *testing.T) {
 // A store that is ahead of where the watch was is taken for the one that was watched where it had the same
 // then, entry by entry, and only there: it may have been restored from a backup, and have been written to.
 func TestAnotherHistory(t *testing.T) {
+	t.Parallel()
 	large := strings.Repeat("x", 1000)
 	known := []*mvccpb.KeyValue{kv("node/a", "a", 1), kv("node/b", "b", 3), kv("node/c", "c", 5)}
 	with := func(more ...*mvccpb.KeyValue) []*mvccpb.KeyValue { return append(slices.Clone(known), more...) }
@@ -466,6 +471,7 @@ func TestAnotherHistory(t *testing.T) {
 
 // Many keys are compared page by page, at one revision, and less at a time where the server is too slow.
 func TestComparingPages(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	var kvs []*mvccpb.KeyValue
 	for i := range 9000 {
@@ -505,6 +511,7 @@ func TestComparingPages(t *testing.T) {
 
 // A compaction while a list is read page by page begins it anew: no list is of two revisions.
 func TestCompactedWhileListing(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	const n = 3000
 	fill := func(revision int64, data string) {
@@ -549,6 +556,7 @@ func TestCompactedWhileListing(t *testing.T) {
 
 // Keys that are none of ours are never delivered, do no harm, and are logged once.
 func TestForeignKeys(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	long := strings.Repeat("x", registry.MaxData+1)
 	f.set(10, kv("node/a", "1", 1), kv("node/../x", "", 2), kv("node/UPPER", "", 3), kv("node/a/b", "", 4), kv("node/", "", 5),
@@ -575,6 +583,7 @@ func TestForeignKeys(t *testing.T) {
 
 // A server that answers with errors is told of once, and asked less and less often.
 func TestServerErrors(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
 	f.fail = func(*pb.RangeRequest) error { return rpctypes.ErrGRPCNoSpace }
 	w := follow(t, f.open(), "node")
@@ -597,6 +606,7 @@ func TestServerErrors(t *testing.T) {
 
 // When watching works again after an error, an empty batch says so, once, whatever else was done meanwhile.
 func TestRecoveryIsSaid(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name     string
 		meantime func(*testing.T, *etcd.Registry, etcd.Config)

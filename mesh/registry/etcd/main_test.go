@@ -2,7 +2,10 @@ package etcd_test
 
 import (
 	"bytes"
+	"flag"
 	"log/slog"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,10 +17,21 @@ import (
 	"github.com/warren-mesh/warren/mesh/registry/etcd/etcdtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	const parallel = "test.parallel"
+	if f := flag.Lookup(parallel); f.Value.String() == f.DefValue {
+		// These tests wait more than they compute.
+		if err := flag.Set(parallel, strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
-// each runs a test against the newest and the oldest version, at the same time.
+// each runs a test against the newest and the oldest version, at the same time, and at that of others.
 func each(t *testing.T, f func(*testing.T, etcdtest.Options)) {
+	t.Parallel()
 	alone(t, func(t *testing.T, o etcdtest.Options) {
 		t.Parallel()
 		f(t, o)

@@ -120,6 +120,7 @@ func TestSilence(t *testing.T) {
 
 // Of several members, one that stands still is left for another.
 func TestMemberPaused(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, etcdtest.Options{Members: 3})
 	r := open(t, etcd.Config{Endpoints: c.Endpoints(), Timeout: 2 * short})
 	f := follow(t, r, registry.KindNode)
@@ -142,6 +143,7 @@ func TestMemberPaused(t *testing.T) {
 // A member that stands still is left for another by calls alone, however short their deadlines are, and
 // whether one follows the other or many wait at the same time.
 func TestMemberPausedShortDeadlines(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, etcdtest.Options{Members: 3})
 	const timeout, deadline = 2 * short, short / 4
 	var proxies []*etcdtest.Proxy
@@ -313,6 +315,7 @@ func TestAnotherCluster(t *testing.T) {
 		f := follow(t, r, registry.KindNode)
 		put(t, r, "node/a", "here")
 		f.has("node/a", "here")
+		c.Kill(0) // does not wait for the watch
 		c.Renew()
 		s := f.hasNot("node/a")
 		if s.resets != 2 || s.deleted != 0 {
@@ -325,6 +328,7 @@ func TestAnotherCluster(t *testing.T) {
 
 // Who cannot reach etcd is told so once, and then less and less often, and gets on when it is there.
 func TestUnreachableIsToldOnce(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, etcdtest.Options{})
 	p := c.Proxy(0)
 	p.Cut()

@@ -1,6 +1,7 @@
 package etcd_test
 
 import (
+	"flag"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -24,7 +25,7 @@ type suite struct {
 
 func (s *suite) open(t testing.TB) *etcd.Registry {
 	p := s.cluster.Proxy(0)
-	cfg := etcd.Config{Endpoints: []string{"http://" + p.Addr()}, Prefix: fmt.Sprintf("/case-%d", s.cases.Add(1))}
+	cfg := etcd.Config{Endpoints: []string{"http://" + p.Addr()}, Prefix: fmt.Sprintf("/case-%d", s.cases.Add(1)), Timeout: 2 * short}
 	r := open(t, cfg)
 	s.proxies[r], s.configs[r] = p, cfg
 	return r
@@ -38,7 +39,7 @@ func (s *suite) direct(t testing.TB, r registry.Registry) registry.Registry {
 }
 
 func (s *suite) harness() registrytest.Harness {
-	return registrytest.Harness{
+	h := registrytest.Harness{
 		New: func(t testing.TB) registry.Registry { return s.open(t) },
 		Outage: func(t testing.TB, r registry.Registry) (registry.Registry, func()) {
 			s.proxies[r].Cut()
@@ -53,7 +54,10 @@ func (s *suite) harness() registrytest.Harness {
 		},
 		Backup: func(_ testing.TB, _ registry.Registry) func() {
 			saved := s.cluster.Snapshot()
-			return func() { s.cluster.Restore(saved) }
+			return func() {
+				s.cluster.Kill(0) // does not wait for the watches
+				s.cluster.Restore(saved)
+			}
 		},
 		Down: func(t testing.TB) (registry.Registry, func()) {
 			s.cluster.Stop(0)
@@ -62,9 +66,21 @@ func (s *suite) harness() registrytest.Harness {
 		Timeout: patience,
 		Prompt:  5 * time.Second,
 	}
+	if !testing.Short() {
+		// Enough for a list of several pages, and for changes to pile up: more prove nothing more.
+		h.Entries, h.Updates, h.Joins = 3000, 3000, 50
+	}
+	return h
 }
 
 func TestRegistry(t *testing.T) {
+	// Each check takes a while on a real server, of which there are two; the memory's run does them all.
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		if err := flag.Set(f.Name, "50"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = flag.Set(f.Name, f.DefValue) }()
+	}
 	alone(t, func(t *testing.T, o etcdtest.Options) {
 		s := &suite{
 			t: t, cluster: etcdtest.Start(t, o),

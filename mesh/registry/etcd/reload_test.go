@@ -16,6 +16,7 @@ import (
 // Running watches move to other endpoints of the same store without a Reset, and to another prefix or
 // store with one.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	c, other := etcdtest.Start(t, etcdtest.Options{}), etcdtest.Start(t, etcdtest.Options{})
 	old, new := c.Proxy(0), c.Proxy(0)
 	cfg := etcd.Config{Endpoints: []string{old.Addr()}, Prefix: "/one", Timeout: 10 * short}
@@ -65,6 +66,7 @@ func TestReload(t *testing.T) {
 
 // A closed registry says so, once to each watch, and holds up nobody, whatever is under way.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	c := etcdtest.Start(t, etcdtest.Options{})
 	p := c.Proxy(0)
 	for _, state := range []string{"unused", "healthy", "silent", "cut"} {
@@ -141,6 +143,7 @@ func TestRejoin(t *testing.T) {
 		t.Errorf("%v, want %v", most, 4*cfg.Timeout)
 	}
 	p.Silence()
+	c.Kill(0) // does not wait for the watches
 	c.Restore(saved)
 	p.Heal()
 	began := time.Now()
