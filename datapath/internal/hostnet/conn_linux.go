@@ -114,8 +114,11 @@ func (c *conn) send(ctx context.Context, rs ...request) (uint32, error) {
 	}); rerr != nil {
 		err = rerr
 	}
-	if err != nil && c.closed.Load() {
+	switch {
+	case err != nil && c.closed.Load():
 		err = net.ErrClosed
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = c.late
 	}
 	if err != nil {
 		return 0, fmt.Errorf("netlink: send: %w", err)

@@ -3,6 +3,7 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -33,15 +34,13 @@ func TestOptions(t *testing.T) {
 	}{
 		{Options{}, ""},
 		{Options{Table: 7777, Rule: true, Mark: 51820}, ""},
-		{Options{Table: 1<<32 - 1}, ""},
+		{Options{Table: math.MaxInt32}, ""},
 		{Options{Table: 255}, "routing table 255"},
 		{Options{Table: 253}, "routing table 253"},
 		{Options{Table: -1}, "routing table -1"},
-		{Options{Table: 1 << 32}, "routing table 4294967296"},
 		{Options{Rule: true}, "a rule for the main table"},
 		{Options{Priority: 32766}, "rule priority 32766"},
 		{Options{Metric: -1}, "metric -1"},
-		{Options{Metric: 1<<32 - 1}, "metric 4294967295"},
 		{Options{Protocol: 2}, "route protocol 2"},
 		{Options{Protocol: 256}, "route protocol 256"},
 		{Options{Sources: 9}, "sources 9"},
