@@ -20,6 +20,13 @@
 // replacement the place of a route of another interface. A deletion names prefix, table, metric, protocol
 // and interface.
 //
+// # What Linux does by itself
+//
+// With an address go the routes from it, and with the last IPv4 address of a link every IPv4 route into it.
+// A link that goes down loses its IPv6 addresses and all routes; below an MTU of 1280 it loses IPv6. The
+// routes of an IPv6 address itself come a moment after it. A lookup that meets an IPv6 route in the instant
+// it is freed finds none.
+//
 // No sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
 // would have it strict: WireGuard has checked the source already, against the peer's allowed IPs.
 package hostnet
