@@ -65,7 +65,7 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	}
 	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry), founds: true,
 		open: func(c config.Config) (store, error) { return openStore(c, log) }}
-	a.carrier, err = openCarrier(cfg, func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) }, log)
+	a.carrier, err = openCarrier(cfg, a.lookup, log)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (a *agent) start(ctx context.Context, part func(string, func(context.Contex
 	if proxy != nil {
 		s := &socks5.Server{
 			Dialer: a.carrier, Logger: a.log, MaxClients: share(1, socks5.DefaultMaxClients),
-			Lookup: func(_ context.Context, host string) ([]netip.Addr, error) { return a.lookup(host) },
+			Lookup: a.lookup,
 		}
 		part("the SOCKS5 proxy", func(ctx context.Context) error { return s.Serve(ctx, proxy) })
 		a.log.Info("SOCKS5 proxy into the mesh", "address", a.process.Socks5)
@@ -274,10 +274,27 @@ func (a *agent) take(ctx context.Context, c config.Config) {
 	a.log.Info("read the configuration again")
 }
 
-func (a *agent) lookup(host string) ([]netip.Addr, error) {
-	v, _ := a.mesh.Current()
-	return lookup(v, a.own, a.cfg.Mesh, host)
+// lookup waits a moment for a node that is not known while the registry has not been read as a whole.
+func (a *agent) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	late := time.NewTimer(lookupTimeout)
+	defer late.Stop()
+	for {
+		v, newer := a.mesh.Current()
+		as, err := lookup(v, a.own, a.cfg.Mesh, host)
+		if err == nil || v.Ready {
+			return as, err
+		}
+		select {
+		case <-newer:
+		case <-late.C:
+			return nil, err
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
+
+const lookupTimeout = 5 * time.Second
 
 // Status implements control.Agent.
 func (a *agent) Status() (control.Status, <-chan struct{}) {
@@ -312,7 +329,7 @@ func (a *agent) Forget(ctx context.Context, node string, force bool) error {
 
 // Ping implements control.Agent.
 func (a *agent) Ping(ctx context.Context, to string) (control.Pong, error) {
-	as, err := a.lookup(to)
+	as, err := a.lookup(ctx, to)
 	if err != nil {
 		return control.Pong{}, err
 	}

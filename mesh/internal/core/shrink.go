@@ -25,8 +25,8 @@ type shrink struct {
 const (
 	// shrinkFrom is how many peers there must be for the guard, unless the store went back.
 	shrinkFrom = 8
-	// shrinkWait is the time until the second reading, where the registry does not take longer to be found
-	// again by all.
+	// shrinkWait is the time until the second reading, unless the store went back and may take the others
+	// longer to be found again.
 	shrinkWait = 5 * time.Second
 )
 
@@ -108,7 +108,10 @@ func (m *Machine) grown() {
 
 // secondAt is when the second reading is due.
 func (m *Machine) secondAt() time.Time {
-	return m.shrink.since.Add(max(shrinkWait, m.cfg.Rejoin))
+	if m.shrink.back { // those who publish again have to find it first
+		return m.shrink.since.Add(max(shrinkWait, m.cfg.Rejoin))
+	}
+	return m.shrink.since.Add(shrinkWait)
 }
 
 // guardStrays keeps the peers of a device that was found, if most are unknown to the registry at the

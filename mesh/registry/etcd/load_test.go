@@ -52,7 +52,7 @@ func TestWatchesLeaveNothing(t *testing.T) {
 		}
 		settle("watchers at the server", 0, func() float64 { return c.Metric(0, gauge) })
 		goroutines := runtime.NumGoroutine()
-		cycles := 500
+		cycles := 2000
 		if testing.Short() {
 			cycles = 200
 		}

@@ -68,7 +68,7 @@ func (s *suite) harness() registrytest.Harness {
 	}
 	if !testing.Short() {
 		// Enough for a list of several pages, and for changes to pile up: more prove nothing more.
-		h.Entries, h.Updates, h.Joins = 3000, 3000, 50
+		h.Entries, h.Updates, h.Joins = 10_000, 3000, 50
 	}
 	return h
 }

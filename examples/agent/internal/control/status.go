@@ -114,6 +114,12 @@ func StatusOf(p Process, v view.View, now time.Time) Status {
 	}
 	if v.Self.Record.ID != "" {
 		s.Self.Record = &v.Self.Record
+	} else { // what it would publish
+		for p := range v.Self.Local.All() {
+			if p.IsSingleIP() {
+				s.Self.Addresses = append(s.Self.Addresses, p.Addr())
+			}
+		}
 	}
 	for _, p := range v.Peers {
 		q := Peer{
