@@ -340,7 +340,10 @@ func TestNoBufferSpace(t *testing.T) {
 	}
 	n.budget = 512 // many messages, whose acknowledgements do not fit
 	err := n.Apply(t.Context(), ops...)
-	t.Logf("with no room for acknowledgements: %d failures", failures(err))
+	t.Logf("with no room for acknowledgements: %d sockets, %d failures", n.conn.opened, failures(err))
+	if n.conn.opened < 2 {
+		t.Error("there was room")
+	}
 	if err := datapath.Sync(t.Context(), n.Kernel, want); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}

@@ -40,7 +40,7 @@ type conn struct {
 	seq    uint32
 
 	// What tests count.
-	written, changes, interrupted int
+	written, changes, interrupted, opened int
 }
 
 func dial(in func(func() error) error) (*conn, error) {
@@ -60,6 +60,7 @@ func (c *conn) open() error {
 		c.sock = nil
 		return fmt.Errorf("netlink socket: %w", err)
 	}
+	c.opened++
 	tv := unix.NsecToTimeval(int64(replyTimeout))
 	if err := errors.Join(c.sock.SetSendTimeout(&tv), c.sock.SetReceiveTimeout(&tv)); err != nil {
 		c.close()
