@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -250,7 +251,7 @@ func newStream(t testing.TB, from, to *space, addr string) *stream {
 			case <-tick.C:
 			}
 			binary.BigEndian.PutUint64(b[:], s.sent.Load())
-			if _, err := s.out.Write(b[:]); err != nil {
+			if _, err := s.out.Write(b[:]); err != nil && !errors.Is(err, net.ErrClosed) {
 				t.Errorf("sending: %v", err)
 			}
 			s.sent.Add(1)
