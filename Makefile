@@ -72,6 +72,7 @@ race:
 # The kernel datapath, under real kernels in QEMU: see datapath/internal/vmrun. It takes some 10 minutes, and
 # is not part of test yet.
 kernel:
+	@.ci/packages kernel
 	$(GO) test -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./datapath/internal/vmrun
 	@if ! ls datapath/kernel/*_test.go >/dev/null 2>&1; then \
 		echo '== kernel: there is nothing to test in datapath/kernel'; \
