@@ -71,6 +71,12 @@ func (m *Machine) records(now time.Time, in Records) {
 		}
 	}
 	if !in.Reset {
+		for _, o := range in.Put {
+			m.told(o.Node)
+		}
+		for _, id := range in.Deleted {
+			m.told(id)
+		}
 		return
 	}
 	if !m.shrinks(now, in, seen, back) {

@@ -16,7 +16,9 @@ type shrink struct {
 	since time.Time // zero: there is none
 	asked bool      // for the second reading
 	back  bool      // the store went back, so that others are to publish again what it has lost
-	gone  int       // how many are missing
+	// missing are those that the last complete reading lacked, and gone is how many these were then.
+	missing map[string]struct{}
+	gone    int
 	// strays are the peers of the device that was found which were nobody's at the first Reset, if that
 	// is most of them.
 	strays map[key.Public]struct{}
@@ -50,15 +52,16 @@ func (m *Machine) wentBack(in Records) bool {
 
 // shrinks reports whether the nodes that a Reset lacks are to be kept for now. back: the store went back.
 func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool, back bool) bool {
-	known, gone := 0, 0
+	known, missing := 0, make(map[string]struct{})
 	for id := range m.nodes {
 		if id != m.cfg.Node {
 			known++
 			if !seen[id] {
-				gone++
+				missing[id] = struct{}{}
 			}
 		}
 	}
+	gone := len(missing)
 	s := &m.shrink
 	back = back && !in.Second || s.back
 	switch {
@@ -74,7 +77,7 @@ func (m *Machine) shrinks(now time.Time, in Records, seen map[string]bool, back 
 		}
 		return false
 	}
-	s.back, s.gone = back, gone
+	s.back, s.missing, s.gone = back, missing, gone
 	why := "the registry now lacks %d of %d nodes"
 	if back {
 		why = "the registry went back, and lacks %d of %d nodes"
@@ -91,6 +94,17 @@ func (m *Machine) keepFor(now time.Time, why string) {
 		"see that the registry is the right one and was not emptied; what it lacks is given up once a second reading lacks it too")
 	if m.shrink.since.IsZero() {
 		m.shrink.since = now
+	}
+}
+
+// told notes that the registry says something of a node that was missing.
+func (m *Machine) told(node string) {
+	s := &m.shrink
+	if _, was := s.missing[node]; !was {
+		return
+	}
+	if delete(s.missing, node); len(s.missing) == 0 && s.strays == nil {
+		m.grown() // all are back, or were deleted one by one
 	}
 }
 

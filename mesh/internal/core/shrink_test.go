@@ -252,8 +252,8 @@ func TestRule18_AllAreBack(t *testing.T) {
 	s.bare = true
 	s.step(reset())
 	s.bare = false
+	s.wantCondition(view.RegistryShrank, "", "")
 	s.step(put(good(a)))
-	s.step(reset(good(a)))
 	s.wantNoCondition(view.RegistryShrank, "", "")
 	s.run(time.Minute)
 	s.wantCount(1)
