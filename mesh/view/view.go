@@ -101,7 +101,7 @@ const (
 	RecordExpired       Kind = "record-expired"
 	RecordRefused       Kind = "record-refused"
 	RegistryDown        Kind = "registry-down"
-	RegistryShrank      Kind = "registry-shrank" // most nodes are gone from the registry at once; they are kept until it was read again
+	RegistryShrank      Kind = "registry-shrank" // it lost most nodes at once, or went back to an earlier state; what it lacks is kept until it was read again
 	SourceOutside       Kind = "source-outside"  // a source address that peers would not accept from this node
 	StateUnkept         Kind = "state-unkept"    // the state folder does not take what is to outlive the process, or has it corrupt
 )
