@@ -59,6 +59,19 @@ func TestMembersKilled(t *testing.T) {
 		for range 3 {
 			kill(c.Leader())
 		}
+		// A watcher that is still away has missed what comes now, since the history is compacted.
+		watching := func() (n int) {
+			for i := range o.Members {
+				n += int(c.Metric(i, "etcd_debugging_mvcc_watcher_total"))
+			}
+			return n
+		}
+		want := len(all) + len(idle)
+		for deadline := time.Now().Add(patience); watching() != want; time.Sleep(short / 20) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d watchers are back, want %d", watching(), want)
+			}
+		}
 		put(t, rs[0], "trust/t", "not idle any more")
 		for i := range all {
 			for _, f := range []*follower{all[i], idle[i]} {
