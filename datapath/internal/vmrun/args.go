@@ -22,6 +22,7 @@ const (
 type options struct {
 	kernel  string
 	append  string
+	accel   string
 	memory  int // MiB
 	smp     int
 	timeout time.Duration // 0: what -test.timeout says, and some
@@ -50,6 +51,7 @@ func parseArgs(args []string, usage io.Writer) (options, error) {
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&o.kernel, "kernel", "6.12", "`kernel` to boot: 6.1, 6.12, newest, or a path")
 	fs.StringVar(&o.append, "append", "", "`words` to append to the kernel's command line")
+	fs.StringVar(&o.accel, "accel", "tcg", "`how` QEMU runs the guest: tcg (in software, on every machine alike) or kvm (fast, where /dev/kvm works)")
 	fs.IntVar(&o.memory, "memory", 1024, "`MiB` of memory")
 	fs.IntVar(&o.smp, "smp", 2, "`number` of processors")
 	fs.DurationVar(&o.timeout, "timeout", 0, "end the guest after this `time`, which includes the boot (default -test.timeout and 50s, or 15m)")
@@ -81,6 +83,8 @@ func parseArgs(args []string, usage io.Writer) (options, error) {
 	switch {
 	case o.program == "" && !o.list && !o.fetch && !o.check:
 		return o, errors.New("no program to run: usage: vmrun [flags] program [argument ...]")
+	case o.accel != "tcg" && o.accel != "kvm":
+		return o, fmt.Errorf("-accel %q: neither tcg nor kvm", o.accel)
 	case o.memory < 128:
 		return o, fmt.Errorf("-memory %d: a guest needs 128 MiB", o.memory)
 	case o.smp < 1:

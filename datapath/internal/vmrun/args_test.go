@@ -16,7 +16,7 @@ func TestParseArgs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.kernel != "newest" || o.append != "ipv6.disable=1" || o.timeout != 5*time.Minute || !o.verbose || o.memory != 1024 || o.smp != 2 ||
+	if o.kernel != "newest" || o.append != "ipv6.disable=1" || o.timeout != 5*time.Minute || !o.verbose || o.memory != 1024 || o.accel != "tcg" || o.smp != 2 ||
 		!slices.Equal(o.modules, []string{"vrf", "nf_tables", "tun"}) || !slices.Equal(o.with, []string{"ip", "wg"}) ||
 		!o.date.Equal(time.Date(2031, 5, 6, 0, 0, 0, 0, time.UTC)) {
 		t.Errorf("%+v", o)
@@ -27,6 +27,7 @@ func TestParseArgs(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                  "usage",
 		"-v":                "usage",
+		"-accel hvf x":      "-accel",
 		"-memory 10 x":      "-memory",
 		"-smp 0 x":          "-smp",
 		"-timeout -1s x":    "-timeout",

@@ -13,6 +13,12 @@
 //
 // go run makes 1 of each of them: whoever wants to tell them apart builds vmrun first.
 //
+// # Acceleration
+//
+// The guest runs in software (-accel tcg), slowly and on every machine alike. That a machine has /dev/kvm does
+// not say that it works: in a virtual machine itself, it may stop QEMU, or start and run nothing. Where it
+// works, -accel kvm is many times as fast.
+//
 // # Kernels
 //
 // -kernel is 6.1, 6.12 or newest, or the path of a vmlinuz, or of a folder that a kernel package was
