@@ -232,51 +232,64 @@ func (h *Host) source(src netip.Addr) netip.Addr {
 	return src
 }
 
-// behind is what one cover stands for.
-type behind struct {
-	first   netip.Prefix
-	source  netip.Addr // of first: the first prefix with a source, if any has one
-	sources map[netip.Addr]bool
-}
+// behind is what one cover stands for: how many prefixes have each source address.
+type behind map[netip.Addr]int
 
-// stands returns the covers that stand for something that was asked for.
-func (h *Host) stands() map[netip.Prefix]behind {
-	m := make(map[netip.Prefix]behind)
-	for p, src := range h.asked {
-		c, covered := h.cover(p)
-		if !covered {
-			continue
-		}
-		src = h.source(src)
-		b, ok := m[c]
-		if !ok {
-			b.sources = make(map[netip.Addr]bool)
-		}
-		b.sources[src] = true
-		if !ok || src.IsValid() && !b.source.IsValid() || src.IsValid() == b.source.IsValid() && prefixes.Compare(p, b.first) < 0 {
-			b.first, b.source = p, src
-		}
-		m[c] = b
-	}
-	return m
-}
-
-// keep is the source address of a cover: the one it has, if anything behind it has it, else that of the
-// first behind it.
-func (b behind) keep(have []route) netip.Addr {
-	if len(have) > 0 && b.sources[have[0].src] {
+// keep is the source address of a cover: the one it has, if anything behind it has it, else the least that
+// anything behind it has.
+func (b behind) keep(have []route) (src netip.Addr) {
+	if len(have) > 0 && b[have[0].src] > 0 {
 		return have[0].src
 	}
-	return b.source
+	for a := range b {
+		if a.IsValid() && (!src.IsValid() || a.Less(src)) {
+			src = a
+		}
+	}
+	return src
+}
+
+// ask notes that p is asked for.
+func (h *Host) ask(p netip.Prefix, src netip.Addr) {
+	h.unask(p)
+	h.asked[p] = src
+	if c, covered := h.cover(p); covered {
+		if h.behind[c] == nil {
+			h.behind[c] = make(behind)
+		}
+		h.behind[c][h.source(src)]++
+	}
+}
+
+// unask notes that p is asked for no longer.
+func (h *Host) unask(p netip.Prefix) {
+	src, ok := h.asked[p]
+	if !ok {
+		return
+	}
+	delete(h.asked, p)
+	if c, covered := h.cover(p); covered {
+		b, src := h.behind[c], h.source(src)
+		if b[src]--; b[src] == 0 {
+			delete(b, src)
+		}
+		if len(b) == 0 {
+			delete(h.behind, c)
+		}
+	}
+}
+
+// forget notes that nothing is asked for.
+func (h *Host) forget() {
+	h.asked, h.behind = make(map[netip.Prefix]netip.Addr), make(map[netip.Prefix]behind)
 }
 
 // readRoutes says what our routes are in terms of what AddRoutes is asked for.
 func (h *Host) readRoutes(ours map[netip.Prefix][]route) map[netip.Prefix]netip.Addr {
 	m := make(map[netip.Prefix]netip.Addr, len(ours))
-	stands := h.stands()
 	for p, rs := range ours {
 		c, covered := h.cover(p)
-		switch _, used := stands[c]; {
+		switch _, used := h.behind[c]; {
 		case covered && p != c || !h.right(rs, h.source(rs[0].src)):
 			m[p] = unspecified(family(p.Addr().Is4()))
 		case !covered || !used:
@@ -289,7 +302,7 @@ func (h *Host) readRoutes(ours map[netip.Prefix][]route) map[netip.Prefix]netip.
 		if _, wrong := m[p]; wrong && covered {
 			continue
 		}
-		if covered && len(rs) == 1 && h.right(rs, stands[c].keep(rs)) || !covered && h.right(rs, h.source(src)) {
+		if covered && len(rs) == 1 && h.right(rs, h.behind[c].keep(rs)) || !covered && h.right(rs, h.source(src)) {
 			m[p] = src
 		}
 	}
@@ -302,7 +315,7 @@ func (h *Host) readRoutes(ours map[netip.Prefix][]route) map[netip.Prefix]netip.
 func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	f, ours, err := h.forRoutes(ctx)
+	f, ours, listed, err := h.forRoutes(ctx)
 	if err != nil {
 		return err
 	}
@@ -333,26 +346,20 @@ func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 			if old, ok := h.asked[p]; ok {
 				before[p] = old
 			}
-			h.asked[p] = src
+			h.ask(p, src)
 		}
 		want[c] = h.source(src)
 		asked[c] = append(asked[c], p)
 	}
-	stands := h.stands()
-	for c := range asked {
-		if b, ok := stands[c]; ok {
-			want[c] = b.keep(ours[c])
-		}
-	}
-	bad := h.ensure(ctx, f, ours, want)
+	bad := h.ensure(ctx, f, ours, listed, want)
 	var extra []route // routes of their own that what is covered now had from other Options
 	for c, ps := range asked {
 		for _, p := range ps {
 			if err := bad[c]; err != nil {
 				fails.add(p, err)
-				delete(h.asked, p)
+				h.unask(p)
 				if old, ok := before[p]; ok {
-					h.asked[p] = old
+					h.ask(p, old)
 				}
 			} else if p != c {
 				extra = append(extra, ours[p]...)
@@ -363,25 +370,79 @@ func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 	return fails.join()
 }
 
-// forRoutes returns our link and our routes.
-func (h *Host) forRoutes(ctx context.Context) (found, map[netip.Prefix][]route, error) {
-	f, err := h.find(ctx)
-	if err != nil {
-		return f, nil, err
+// forRoutes returns our link and our routes, and whether these were listed for it.
+func (h *Host) forRoutes(ctx context.Context) (f found, ours map[netip.Prefix][]route, listed bool, err error) {
+	if f, err = h.find(ctx); err != nil {
+		return f, nil, false, err
 	}
 	if f.link.Index == 0 {
-		return f, nil, fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
+		return f, nil, false, fmt.Errorf("%s: %w", h.o.Interface, ErrNoLink)
 	}
-	h.watch.ours.Store(int64(f.link.Index))
-	ours, err := h.ourRoutes(ctx, f.link.Index)
-	return f, ours, err
+	ours, listed, err = h.knownRoutes(ctx, f.link.Index)
+	return f, ours, listed, err
 }
 
-// ensure has the link's routes for some prefixes be the ones that Options and their sources say. A source
-// address is changed by way of a second route with the next metric: replacing is not to be had without
-// risking somebody else's route. Where somebody has that place, the route keeps its source address.
-func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]route, want map[netip.Prefix]netip.Addr) failures {
-	fails := failures{}
+// ensure has the link's routes for some prefixes be the ones that Options and their sources say, or what is
+// behind them. Where what is known of our routes does not do, because one is said to be there already, or is in
+// the way, they are listed.
+func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]route, listed bool, want map[netip.Prefix]netip.Addr) failures {
+	look := func() (err error) {
+		ours, err = h.ourRoutes(ctx, f.link.Index)
+		listed = true
+		return err
+	}
+	all := func(err error) failures {
+		fails := failures{}
+		for p := range want {
+			fails.add(p, err)
+		}
+		return fails
+	}
+	if !listed {
+		for p, src := range want {
+			src = h.sourceOf(p, src, ours)
+			if slices.ContainsFunc(ours[p], func(r route) bool { return h.placed(r) && r.src == src }) {
+				if err := look(); err != nil {
+					return all(err)
+				}
+				break
+			}
+		}
+	}
+	fails, taken := h.write(ctx, f, ours, want)
+	if len(taken) > 0 && !listed {
+		again := make(map[netip.Prefix]netip.Addr, len(taken))
+		for _, r := range taken {
+			again[r.dst] = want[r.dst]
+			delete(fails, r.dst)
+		}
+		want = again
+		if err := look(); err != nil {
+			maps.Copy(fails, all(err))
+			return fails
+		}
+		var more failures
+		more, taken = h.write(ctx, f, ours, want)
+		maps.Copy(fails, more)
+	}
+	h.whose(ctx, f, taken, fails)
+	return fails
+}
+
+// sourceOf is the source address that a route is to have: for a cover, it depends on what is behind it.
+func (h *Host) sourceOf(p netip.Prefix, src netip.Addr, ours map[netip.Prefix][]route) netip.Addr {
+	if b, ok := h.behind[p]; ok {
+		return b.keep(ours[p])
+	}
+	return src
+}
+
+// write makes those of the wanted routes that are not among ours, and removes what is there in their
+// stead. A source address is changed by way of a second route with the next metric: replacing is not to be had
+// without risking somebody else's route. Where somebody has that place, the route keeps its source address.
+// Those whose place is taken are returned; they have failed too.
+func (h *Host) write(ctx context.Context, f found, ours map[netip.Prefix][]route, want map[netip.Prefix]netip.Addr) (fails failures, taken []route) {
+	fails = failures{}
 	type step struct {
 		p   netip.Prefix
 		r   route
@@ -389,6 +450,7 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 	}
 	var first, second, third, last []step
 	for p, src := range want {
+		src = h.sourceOf(p, src, ours)
 		if h.right(ours[p], src) {
 			continue
 		}
@@ -419,7 +481,6 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 			first = append(first, step{p, r, true})
 		}
 	}
-	var taken []route
 	for _, steps := range [][]step{first, second, third, last} {
 		steps = slices.DeleteFunc(steps, func(s step) bool { return fails[s.p] != nil })
 		cs := make([]change, len(steps))
@@ -432,6 +493,7 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 		}
 		for i, err := range h.apply(ctx, cs) {
 			s := steps[i]
+			h.note(s.r, s.add, err)
 			switch {
 			case err == nil || !s.add && gone(err) == nil:
 			case errors.Is(err, unix.EEXIST):
@@ -444,8 +506,32 @@ func (h *Host) ensure(ctx context.Context, f found, ours map[netip.Prefix][]rout
 			}
 		}
 	}
-	h.whose(ctx, f, taken, fails)
-	return fails
+	return fails, taken
+}
+
+// note keeps what is known of our routes up with a change of one.
+func (h *Host) note(r route, add bool, err error) {
+	if h.known == nil || add && errors.Is(err, unix.EEXIST) {
+		return
+	}
+	before := h.known.routes[r.dst]
+	var rs []route // others may have the slice
+	for _, o := range before {
+		if o.table != r.table || o.metric != r.metric || o.tos != r.tos {
+			rs = append(rs, o)
+		}
+	}
+	switch {
+	case err == nil && add:
+		r.typ = unix.RTN_UNICAST
+		h.known.routes[r.dst] = append(rs, r)
+	case err == nil && len(rs) == 0 && len(before) == 1:
+		delete(h.known.routes, r.dst)
+	case err == nil && len(rs) == len(before)-1:
+		h.known.routes[r.dst] = rs
+	default:
+		h.known = nil // it was not as known, or there were two of which one is gone
+	}
 }
 
 // whose says of routes whose place is taken by whom.
@@ -485,6 +571,7 @@ func (h *Host) delete(ctx context.Context, rs []route, fails failures) {
 		cs[i] = change{fmt.Sprintf("remove route %v", r.dst), r.request(unix.RTM_DELROUTE, 0)}
 	}
 	for i, err := range h.apply(ctx, cs) {
+		h.note(rs[i], false, err)
 		if err := gone(err); err != nil {
 			fails.add(rs[i].dst, fmt.Errorf("%s: %w", cs[i].what, err))
 		}
@@ -497,9 +584,9 @@ func (h *Host) delete(ctx context.Context, rs []route, fails failures) {
 func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	f, ours, err := h.forRoutes(ctx)
+	f, ours, listed, err := h.forRoutes(ctx)
 	if errors.Is(err, ErrNoLink) {
-		h.asked = make(map[netip.Prefix]netip.Addr)
+		h.forget()
 		return nil // routes go with their link
 	}
 	if err != nil {
@@ -512,7 +599,7 @@ func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error {
 	for p := range s.All() {
 		if src, ok := h.asked[p]; ok {
 			before[p] = src
-			delete(h.asked, p)
+			h.unask(p)
 		}
 		c, covered := h.cover(p)
 		if covered {
@@ -523,15 +610,14 @@ func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error {
 		}
 	}
 	again := make(map[netip.Prefix]netip.Addr)
-	stands := h.stands()
 	for c := range touched {
-		if b, ok := stands[c]; ok {
-			again[c] = b.keep(ours[c])
+		if _, ok := h.behind[c]; ok {
+			again[c] = netip.Addr{}
 		} else {
 			rs = append(rs, ours[c]...)
 		}
 	}
-	for c, err := range h.ensure(ctx, f, ours, again) {
+	for c, err := range h.ensure(ctx, f, ours, listed, again) {
 		for _, p := range touched[c] {
 			fails.add(p, err)
 		}
@@ -546,7 +632,7 @@ func (h *Host) RemoveRoutes(ctx context.Context, s prefixes.Set) error {
 		for _, p := range ps {
 			fails.add(p, err)
 			if src, ok := before[p]; ok {
-				h.asked[p] = src
+				h.ask(p, src)
 			}
 		}
 	}

@@ -36,6 +36,7 @@ type conn struct {
 	closed *atomic.Bool
 	late   error // of an answer that takes too long
 	again  int   // lists read again, for tests
+	lists  int   // of routes, read: for tests
 }
 
 func dial(ns int, closed *atomic.Bool) (*conn, error) {
@@ -55,29 +56,38 @@ func dial(ns int, closed *atomic.Bool) (*conn, error) {
 	return &conn{nl: nl, raw: raw, pid: nl.PID(), buf: make([]byte, 1<<16), closed: closed}, nil
 }
 
-// receive returns a datagram of the kernel, valid until the next call.
+// receive waits for a datagram of the kernel, and returns it. It is valid until the next call.
 func (c *conn) receive() ([]byte, error) {
+	var b []byte
+	var err error
+	if rerr := c.raw.Read(func(fd uintptr) bool {
+		b, err = c.take(fd)
+		return err != unix.EAGAIN
+	}); rerr != nil {
+		err = rerr
+	}
+	switch {
+	case err != nil && c.closed.Load():
+		return nil, fmt.Errorf("host network: %w", net.ErrClosed)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, fmt.Errorf("netlink: no answer: %w", c.late)
+	case err != nil:
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	return b, nil
+}
+
+// take returns a datagram of the kernel that is there already; EAGAIN says that there is none.
+func (c *conn) take(fd uintptr) ([]byte, error) {
 	for {
-		var n int
-		var from unix.Sockaddr
-		var err error
-		if rerr := c.raw.Read(func(fd uintptr) bool {
-			n, from, err = unix.Recvfrom(int(fd), c.buf, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
-			return err != unix.EAGAIN && err != unix.EINTR
-		}); rerr != nil {
-			err = rerr
-		}
+		n, from, err := unix.Recvfrom(int(fd), c.buf, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 		switch sa, _ := from.(*unix.SockaddrNetlink); {
-		case err != nil && c.closed.Load():
-			return nil, fmt.Errorf("host network: %w", net.ErrClosed)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, fmt.Errorf("netlink: no answer: %w", c.late)
+		case err == unix.EINTR:
 		case err != nil:
-			return nil, fmt.Errorf("netlink: %w", err)
-		case sa == nil || sa.Pid != 0:
-			continue // not from the kernel
+			return nil, err
+		case sa == nil || sa.Pid != 0: // not from the kernel
 		case n > len(c.buf):
-			return nil, fmt.Errorf("netlink: datagram of %d bytes: %w", n, unix.EMSGSIZE)
+			return nil, fmt.Errorf("datagram of %d bytes: %w", n, unix.EMSGSIZE)
 		default:
 			return c.buf[:n], nil
 		}
@@ -164,8 +174,20 @@ func (c *conn) acknowledged(ctx context.Context, rs []request, errs []error) err
 	return err
 }
 
-// one asks for one object and gives it to each.
+// one asks for one object and gives it to each, again where the answer overran the socket.
 func (c *conn) one(ctx context.Context, r request, each func(message)) error {
+	err := c.once(ctx, r, each)
+	for range 3 {
+		if !errors.Is(err, unix.ENOBUFS) {
+			break
+		}
+		c.again++
+		err = c.once(ctx, r, each)
+	}
+	return err
+}
+
+func (c *conn) once(ctx context.Context, r request, each func(message)) error {
 	seq, err := c.send(ctx, r)
 	for err == nil {
 		var b []byte
@@ -184,11 +206,15 @@ func (c *conn) one(ctx context.Context, r request, each func(message)) error {
 	return err
 }
 
-// dump asks for a list, again where it was disturbed, and gives its messages to each, whose bodies it may keep.
+// dump asks for a list, again where it was disturbed or overran the socket, and gives its messages to each,
+// whose bodies it may keep.
 func (c *conn) dump(ctx context.Context, r request, each func(message)) error {
+	if ne.Uint16(r[4:]) == unix.RTM_GETROUTE {
+		c.lists++
+	}
 	for range interrupted {
 		ms, clean, err := c.list(ctx, r)
-		if err != nil {
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return err
 		}
 		if clean {

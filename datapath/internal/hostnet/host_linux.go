@@ -34,6 +34,8 @@ type Host struct {
 	mu     sync.Mutex
 	c      *conn
 	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
+	behind map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
+	known  *known                      // our routes, if nothing is known to have changed them; nil: not known
 	before func(what string) error     // called before each change, for tests
 }
 
@@ -48,8 +50,8 @@ func Open(o Options) (*Host, error) {
 		alias:   fmt.Sprintf("%s%s:%d", aliasPrefix, o.Interface, o.Protocol),
 		temp:    tempName(o.Interface),
 		changed: make(chan struct{}, 1),
-		asked:   make(map[netip.Prefix]netip.Addr),
 	}
+	h.forget()
 	var fd int
 	if o.Namespace != "" {
 		if h.ns, err = os.Open(o.Namespace); err != nil {
@@ -159,6 +161,11 @@ func (h *Host) apply(ctx context.Context, cs []change) []error {
 	for i, c := range cs {
 		rs[i] = c.r
 		ne.PutUint16(c.r[6:], ne.Uint16(c.r[6:])|unix.NLM_F_ACK)
+		switch ne.Uint16(c.r[4:]) {
+		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWADDR: // see applyRoutes
+		default:
+			h.known = nil // routes may go with it
+		}
 	}
 	if h.before == nil {
 		return h.c.do(ctx, rs)
@@ -254,12 +261,36 @@ func (h *Host) routes(ctx context.Context, fam uint8, table uint32, proto uint8,
 	return rs, nil
 }
 
-// ourRoutes returns our routes by prefix, in whatever table and with whatever metric.
+// known is what is known of our routes since they were listed. It saves a list of them all for a change of
+// one, and is no more than a hint: a deletion names all that makes a route ours, so that it can hit no other;
+// and a route counts as there only if the kernel has just created it, or listed it. Missing from it can be
+// only what somebody else added after all that the watcher was sent.
+type known struct {
+	routes  map[netip.Prefix][]route
+	index   int    // of the link that they lead into
+	changes uint64 // of the watcher, before they were listed
+}
+
+// knownRoutes returns our routes by prefix, as they are known or as they are listed now.
+func (h *Host) knownRoutes(ctx context.Context, index int) (ours map[netip.Prefix][]route, listed bool, err error) {
+	if k := h.known; k != nil && k.index == index {
+		if changes, ok := h.watch.catchUp(h); ok && changes == k.changes {
+			return k.routes, false, nil
+		}
+	}
+	ours, err = h.ourRoutes(ctx, index)
+	return ours, true, err
+}
+
+// ourRoutes lists our routes by prefix, in whatever table and with whatever metric.
 func (h *Host) ourRoutes(ctx context.Context, index int) (map[netip.Prefix][]route, error) {
+	h.known = nil
 	m := make(map[netip.Prefix][]route)
 	if index == 0 {
 		return m, nil
 	}
+	h.watch.ours.Store(int64(index))
+	changes, ok := h.watch.catchUp(h)
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		rs, err := h.routes(ctx, fam, 0, uint8(h.o.Protocol), index)
 		if err != nil {
@@ -268,6 +299,9 @@ func (h *Host) ourRoutes(ctx context.Context, index int) (map[netip.Prefix][]rou
 		for _, r := range rs {
 			m[r.dst] = append(m[r.dst], r)
 		}
+	}
+	if ok {
+		h.known = &known{m, index, changes}
 	}
 	return m, nil
 }
@@ -753,7 +787,7 @@ func (h *Host) Remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	h.asked = make(map[netip.Prefix]netip.Addr)
+	h.forget()
 	return errors.Join(h.removeLinks(ctx, f), h.removeStale(ctx, f, nil, true))
 }
 
@@ -809,7 +843,6 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	}
 	s := State{Link: f.link.Link}
 	if f.link.Index != 0 {
-		h.watch.ours.Store(int64(f.link.Index))
 		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
 		s.Addrs = h.readAddrs(f, as)
 		s.Routes = h.readRoutes(ours)

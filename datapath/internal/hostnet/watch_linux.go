@@ -2,7 +2,7 @@ package hostnet
 
 import (
 	"errors"
-	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +23,9 @@ type watcher struct {
 	ours atomic.Int64 // index of our link, as last seen
 	lost atomic.Int64 // overruns
 	done chan struct{}
+
+	mu     sync.Mutex // held from taking a message until it is dealt with
+	routes uint64     // how often somebody else did what may have changed our routes
 }
 
 func watch(ns int, h *Host) (*watcher, error) {
@@ -50,35 +53,88 @@ func (w *watcher) close() error {
 func (w *watcher) run(h *Host) {
 	defer close(w.done)
 	defer close(h.changed)
-	for {
-		b, err := w.c.receive()
-		matters := err != nil // messages were lost (ENOBUFS), or may have been
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return
-		case errors.Is(err, unix.ENOBUFS):
-			w.lost.Add(1)
-		case err != nil:
+	for !h.closed.Load() {
+		var err error
+		rerr := w.c.raw.Read(func(fd uintptr) bool {
+			err = w.next(h, fd)
+			return err != unix.EAGAIN
+		})
+		if err = errors.Join(rerr, err); err != nil && !h.closed.Load() {
 			h.o.Logger.Warn("changes of the host may be missed", "err", err)
 			time.Sleep(100 * time.Millisecond)
-		}
-		for m := range messages(b) {
-			matters = matters || m.pid != h.c.pid && w.matters(h, m)
-		}
-		if matters {
-			select {
-			case h.changed <- struct{}{}:
-			default:
-			}
 		}
 	}
 }
 
+// next deals with the next datagram that is there already; EAGAIN says that there is none.
+func (w *watcher) next(h *Host, fd uintptr) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b, err := w.c.take(fd)
+	if err == unix.EAGAIN {
+		return err
+	}
+	matters := err != nil // messages were lost (ENOBUFS), or may have been
+	if err != nil {
+		w.routes++
+	}
+	if err == unix.ENOBUFS {
+		w.lost.Add(1)
+		err = nil
+	}
+	for m := range messages(b) {
+		if m.pid != h.c.pid {
+			matters = w.matters(h, m) || matters
+		}
+	}
+	if matters && !h.closed.Load() {
+		select {
+		case h.changed <- struct{}{}:
+		default:
+		}
+	}
+	return err
+}
+
+// most is how many datagrams catchUp deals with; a receive buffer of 1 MiB holds fewer.
+const most = 1 << 14
+
+// catchUp deals with all messages that the kernel has sent until now: those of every change that is done, since
+// Linux sends them while it makes the change. It returns a number that is another one after somebody else did what may
+// have changed our routes, or messages were lost; ok is false if there is no end to them.
+func (w *watcher) catchUp(h *Host) (routes uint64, ok bool) {
+	_ = w.c.raw.Control(func(fd uintptr) {
+		for range most {
+			if w.next(h, fd) == unix.EAGAIN {
+				ok = true
+				return
+			}
+		}
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.routes, ok
+}
+
 // matters reports whether m may be about what Read reports. A router's many routes are not.
 func (w *watcher) matters(h *Host, m message) bool {
-	if m.typ != unix.RTM_NEWROUTE && m.typ != unix.RTM_DELROUTE {
-		return true
+	switch m.typ {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		r, ok := parseRoute(m.body)
+		if !ok {
+			return true
+		}
+		if int(r.proto) == h.o.Protocol {
+			w.routes++
+			return true
+		}
+		return r.dst.Bits() == 0 || r.oif != 0 && int64(r.oif) == w.ours.Load()
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if l, ok := parseLink(m.body); !ok || int64(l.Index) == w.ours.Load() {
+			w.routes++ // it may have been down
+		}
+	case unix.RTM_DELADDR:
+		w.routes++ // those from it go too
 	}
-	r, ok := parseRoute(m.body)
-	return !ok || r.dst.Bits() == 0 || int(r.proto) == h.o.Protocol || r.oif != 0 && int64(r.oif) == w.ours.Load()
+	return true
 }
