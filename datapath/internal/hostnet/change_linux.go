@@ -372,7 +372,7 @@ func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 
 // forRoutes returns our link and our routes, and whether these were listed for it.
 func (h *Host) forRoutes(ctx context.Context) (f found, ours map[netip.Prefix][]route, listed bool, err error) {
-	if f, err = h.find(ctx); err != nil {
+	if f, err = h.findLink(ctx); err != nil {
 		return f, nil, false, err
 	}
 	if f.link.Index == 0 {
@@ -541,6 +541,13 @@ func (h *Host) whose(ctx context.Context, f found, taken []route, fails failures
 		metric uint32
 	}
 	by := make(map[place]route)
+	if len(taken) > 0 && f.byIndex == nil {
+		all, err := h.find(ctx)
+		if err != nil {
+			h.o.Logger.Warn("links that are in the way have unknown names", "err", err)
+		}
+		f.byIndex = all.byIndex
+	}
 	for _, is4 := range []bool{true, false} {
 		if !slices.ContainsFunc(taken, func(r route) bool { return r.dst.Addr().Is4() == is4 }) {
 			continue

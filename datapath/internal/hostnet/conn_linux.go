@@ -36,7 +36,7 @@ type conn struct {
 	closed *atomic.Bool
 	late   error // of an answer that takes too long
 	again  int   // lists read again, for tests
-	lists  int   // of routes, read: for tests
+	lists  int   // read, for tests
 }
 
 func dial(ns int, closed *atomic.Bool) (*conn, error) {
@@ -209,9 +209,7 @@ func (c *conn) once(ctx context.Context, r request, each func(message)) error {
 // dump asks for a list, again where it was disturbed or overran the socket, and gives its messages to each,
 // whose bodies it may keep.
 func (c *conn) dump(ctx context.Context, r request, each func(message)) error {
-	if ne.Uint16(r[4:]) == unix.RTM_GETROUTE {
-		c.lists++
-	}
+	c.lists++
 	for range interrupted {
 		ms, clean, err := c.list(ctx, r)
 		if err != nil && !errors.Is(err, unix.ENOBUFS) {

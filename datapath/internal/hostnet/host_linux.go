@@ -366,7 +366,7 @@ func (h *Host) rpFilterAll(ctx context.Context) (uint32, error) {
 
 // Ownership.
 
-// found is what a list of links says of ours.
+// found is what a list of links says of ours, or of findLink the link and proto only.
 type found struct {
 	link    link // ours; zero: none
 	foreign link // has our name and is not ours; zero: none
@@ -384,12 +384,9 @@ func (h *Host) find(ctx context.Context) (found, error) {
 		return found{}, err
 	}
 	f := found{proto: h.o.Protocol, byIndex: make(map[int]link, len(ls))}
-	mark := aliasPrefix + h.o.Interface + ":"
 	for _, l := range ls {
 		f.byIndex[l.Index] = l
-		rest, ours := strings.CutPrefix(l.Alias, mark)
-		proto, err := strconv.Atoi(rest)
-		ours = ours && err == nil
+		proto, ours := h.marked(l)
 		switch {
 		case ours && f.link.Index != 0 && l.Name != h.o.Interface:
 			f.extra = append(f.extra, l)
@@ -409,6 +406,28 @@ func (h *Host) find(ctx context.Context) (found, error) {
 		}
 	}
 	return f, nil
+}
+
+// marked reports whether a link has our mark, and with which protocol.
+func (h *Host) marked(l link) (proto int, ours bool) {
+	rest, ours := strings.CutPrefix(l.Alias, aliasPrefix+h.o.Interface+":")
+	proto, err := strconv.Atoi(rest)
+	return proto, ours && err == nil
+}
+
+// findLink is find for those who need nothing but our link. Where it has its name, other links are not listed.
+func (h *Host) findLink(ctx context.Context) (found, error) {
+	var l link
+	r := newRequest(unix.RTM_GETLINK, 0, linkHeader(0, 0, 0)).text(unix.IFLA_IFNAME, h.o.Interface).u32(unix.IFLA_EXT_MASK, rtextFilterSkipStat)
+	err := h.c.one(ctx, r, func(m message) {
+		if m.typ == unix.RTM_NEWLINK {
+			l, _ = parseLink(m.body)
+		}
+	})
+	if proto, ours := h.marked(l); err == nil && ours && l.Name == h.o.Interface && l.inet && l.inet6 { // else the loopback interface tells why
+		return found{link: l, proto: proto}, nil
+	}
+	return h.find(ctx)
 }
 
 // shared reports whether another mesh has our protocol, so that not all that has it can be ours.
@@ -436,7 +455,7 @@ func (h *Host) foreignLink(l link) error {
 func (h *Host) Link(ctx context.Context) (Link, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	f, err := h.find(ctx)
+	f, err := h.findLink(ctx)
 	switch {
 	case err != nil:
 		return Link{}, err
