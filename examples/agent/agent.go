@@ -11,12 +11,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/examples/agent/internal/expose"
@@ -65,7 +67,7 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	}
 	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry), founds: true,
 		open: func(c config.Config) (store, error) { return openStore(c, log) }}
-	a.carrier, err = openCarrier(cfg, a.lookup, log)
+	a.carrier, err = openCarrier(cfg, a, log)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +93,7 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	}
 	a.process = control.Process{
 		PID: os.Getpid(), Build: build(), Started: time.Now().Round(0), Mesh: cfg.Mesh,
-		Datapath: cfg.Datapath, State: cfg.State,
+		Datapath: cfg.Datapath, Interface: cfg.Interface, State: cfg.State,
 	}
 	for _, r := range cfg.Expose {
 		a.process.Expose = append(a.process.Expose, r.String())
@@ -149,6 +151,9 @@ func (a *agent) run(asked context.Context) error {
 		return nil
 	case errors.Is(err, errStopped), asked.Err() != nil && err == context.Cause(asked):
 		a.log.Info("stopped; the node's record stays, and so does its place in the mesh", "node", a.cfg.Node)
+		if a.cfg.Interface != "" {
+			a.log.Info("the kernel goes on forwarding; \"agent leave\" or \"agent cleanup\" ends that", "interface", a.cfg.Interface)
+		}
 		return nil
 	default:
 		return err
@@ -175,8 +180,14 @@ func (a *agent) locked(ctx context.Context) bool {
 
 // start starts what needs the state folder to be this process's.
 func (a *agent) start(ctx context.Context, part func(string, func(context.Context) error)) error {
-	if err := keepState(a.cfg); err != nil {
+	others, err := keepState(a.cfg)
+	if err != nil {
 		a.log.Error("the state folder does not take note of the mesh", "err", err)
+	}
+	for _, name := range others {
+		if _, err := net.InterfaceByName(name); err == nil {
+			a.log.Warn("an earlier run with other settings may have left an interface, which goes on forwarding; stop the agent and run \"agent cleanup\"", "interface", name)
+		}
 	}
 	l, err := control.Listen(ctx, socketOf(a.cfg))
 	if err != nil {
@@ -274,22 +285,50 @@ func (a *agent) take(ctx context.Context, c config.Config) {
 	a.log.Info("read the configuration again")
 }
 
-// lookup waits a moment for a node that is not known while the registry has not been read as a whole.
-func (a *agent) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+// lookup implements inside. It waits a moment for a node that is not known while the registry has not been
+// read as a whole.
+func (a *agent) lookup(ctx context.Context, host string) (as []netip.Addr, err error) {
+	a.settled(ctx, func(v mesh.View) bool {
+		as, err = lookup(v, a.own, a.cfg.Mesh, host)
+		return err == nil
+	})
+	return as, err
+}
+
+// locate implements inside. It waits as lookup does.
+func (a *agent) locate(ctx context.Context, to netip.Addr) (own bool, err error) {
+	if slices.Contains(a.own, to) {
+		return true, nil
+	}
+	a.settled(ctx, func(v mesh.View) bool {
+		for _, p := range v.Peers {
+			if p.Prefixes.HasAddr(to) {
+				err = nil
+				return true
+			}
+		}
+		err = &netstack.WaitError{Addr: to, Err: netstack.ErrNoRoute}
+		return false
+	})
+	return false, err
+}
+
+// settled calls ok with what is known of the mesh, and again with what comes to be known, until it is
+// satisfied, all is known that the registry had at first, or a moment is over.
+func (a *agent) settled(ctx context.Context, ok func(mesh.View) bool) {
 	late := time.NewTimer(lookupTimeout)
 	defer late.Stop()
 	for {
 		v, newer := a.mesh.Current()
-		as, err := lookup(v, a.own, a.cfg.Mesh, host)
-		if err == nil || v.Ready {
-			return as, err
+		if ok(v) || v.Ready {
+			return
 		}
 		select {
 		case <-newer:
 		case <-late.C:
-			return nil, err
+			return
 		case <-ctx.Done():
-			return nil, err
+			return
 		}
 	}
 }
@@ -334,6 +373,9 @@ func (a *agent) Ping(ctx context.Context, to string) (control.Pong, error) {
 		return control.Pong{}, err
 	}
 	rtt, err := a.carrier.Ping(ctx, as[0])
+	if _, ok := errors.AsType[*control.Error](err); ok {
+		return control.Pong{}, err
+	}
 	if err != nil {
 		return control.Pong{}, &control.Error{Code: control.NoAnswer, Message: err.Error()}
 	}
@@ -350,14 +392,28 @@ func (a *agent) Dial(ctx context.Context, network, to string) (net.Conn, error) 
 
 // stateFile is what the agent notes in the state folder, beside what the mesh keeps there.
 type stateFile struct {
-	Version int    `json:"version"`
-	Mesh    string `json:"mesh"`
+	Version    int      `json:"version"`
+	Mesh       string   `json:"mesh"`
+	Interfaces []string `json:"interfaces,omitempty"` // of the kernel datapath, that may be on the host
 }
 
 const (
 	stateName    = "agent.json"
 	stateVersion = 1
 )
+
+// readState returns what is noted in a state folder. Where nothing is, the error is fs.ErrNotExist.
+func readState(dir string) (s stateFile, err error) {
+	f := filepath.Join(dir, stateName)
+	data, err := os.ReadFile(f)
+	if err != nil {
+		return s, fmt.Errorf("state folder: %w", err)
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return s, fmt.Errorf("state folder: %s is corrupt: %w; remove it to have it made anew", f, err)
+	}
+	return s, nil
+}
 
 // checkState refuses a state folder that another node, mesh or a newer agent has used. That another
 // process uses it now is found out by the mesh.
@@ -366,20 +422,11 @@ func checkState(c config.Config) error {
 		return fmt.Errorf("state folder %s: is that of node %s, and this is node %s (%s): %w; name a folder of its own with --state, or the node with --node=%s",
 			c.State, was, c.Node, c.Origin("node"), errState, was)
 	}
-	f := filepath.Join(c.State, stateName)
-	data, err := os.ReadFile(f)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch s, err := readState(c.State); {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	}
-	var s stateFile
-	if err == nil {
-		if err = json.Unmarshal(data, &s); err != nil {
-			err = fmt.Errorf("%s is corrupt: %w; remove it to have it made anew", f, err)
-		}
-	}
-	switch {
 	case err != nil:
-		return fmt.Errorf("state folder: %w", err)
+		return err
 	case s.Version > stateVersion:
 		return fmt.Errorf("state folder %s: was used by a newer agent (version %d, this one knows %d): %w; run that one, or name another folder with --state", c.State, s.Version, stateVersion, errState)
 	case s.Mesh != c.Mesh:
@@ -388,30 +435,46 @@ func checkState(c config.Config) error {
 	return nil
 }
 
-// keepState notes which mesh the state folder is for.
-func keepState(c config.Config) error {
-	data, err := json.Marshal(stateFile{stateVersion, c.Mesh})
-	if err != nil {
-		return err
+// keepState notes which mesh the state folder is for, and which interfaces cleanup has to look for. It returns
+// those of earlier runs that are of no use to this one.
+func keepState(c config.Config) (others []string, err error) {
+	was, err := readState(c.State)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	path := filepath.Join(c.State, stateName)
-	data = append(data, '\n')
+	s := stateFile{stateVersion, c.Mesh, was.Interfaces}
+	if c.Interface != "" && !slices.Contains(s.Interfaces, c.Interface) {
+		s.Interfaces = append(s.Interfaces, c.Interface)
+	}
+	for _, name := range was.Interfaces {
+		if name != c.Interface {
+			others = append(others, name)
+		}
+	}
 	es, _ := os.ReadDir(c.State)
 	for _, e := range es {
 		if strings.HasPrefix(e.Name(), "."+stateName+"-") { // of an agent that was killed
 			_ = os.Remove(filepath.Join(c.State, e.Name()))
 		}
 	}
-	if was, err := os.ReadFile(path); err == nil && string(was) == string(data) {
-		return nil
+	if reflect.DeepEqual(s, was) {
+		return others, nil
 	}
-	f, err := os.CreateTemp(c.State, "."+stateName+"-*")
+	return others, writeState(c.State, s)
+}
+
+func writeState(dir string, s stateFile) error {
+	data, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	f, err := os.CreateTemp(dir, "."+stateName+"-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(data, '\n'))
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(f.Name(), filepath.Join(dir, stateName))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))

@@ -23,6 +23,7 @@ func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return l.Name == a.cfg.Interface }) // is not under the mesh
 	sources, err := underlay.Sources()
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func newLeave() *cobra.Command {
 		Long: `Leave withdraws this node's record, so that the others send it nothing any more, and ends the running
 agent. Where none is running it does so by itself, for which it has to be told the registry. It takes the
 state folder for that, so that an agent which listens at another --socket is found out. A registry that is
-not marked as the mesh's is left as it is.
+not marked as the mesh's is left as it is. The interface of the kernel datapath is removed.
 
 The key stays in the state folder: the next "agent run" joins again as the same node.`,
 		Example: "  agent leave\n  agent leave --registry etcd://192.0.2.1:2379    # with no agent running",
@@ -63,6 +63,9 @@ The key stays in the state folder: the next "agent run" joins again as the same 
 // leave withdraws the record of a node whose agent does not answer, and returns what there is to say.
 func leave(ctx context.Context, c config.Config, notThere error) (string, error) {
 	unlock, err := lockState(c.State)
+	if errors.Is(err, mesh.ErrStateInUse) {
+		err = fmt.Errorf("%w, which listens elsewhere; say where with --socket", err)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -91,10 +94,15 @@ func leave(ctx context.Context, c config.Config, notThere error) (string, error)
 	if err := os.Remove(filepath.Join(c.State, "snapshot")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("state folder: %w", err)
 	}
+	text := fmt.Sprintf("%s has left mesh %s; no agent was running", c.Node, c.Mesh)
 	if !there {
-		return fmt.Sprintf("%s had no record in mesh %s, and no agent was running", c.Node, c.Mesh), nil
+		text = fmt.Sprintf("%s had no record in mesh %s, and no agent was running", c.Node, c.Mesh)
 	}
-	return fmt.Sprintf("%s has left mesh %s; no agent was running", c.Node, c.Mesh), nil
+	lines, err := cleanHost(ctx, c, false)
+	if err != nil {
+		return "", fmt.Errorf("%s; but its interface is still there: %w", text, err)
+	}
+	return strings.Join(append([]string{text}, lines...), "\n"), nil
 }
 
 // lockState takes a state folder as a running mesh does: by the same file. A folder that none has used is
@@ -119,7 +127,7 @@ func lockState(dir string) (unlock func(), err error) {
 				who = fmt.Sprintf(" by node %s in process %s", node, pid)
 			}
 		}
-		return nil, fmt.Errorf("state folder %s: %w%s, which listens elsewhere; say where with --socket", dir, mesh.ErrStateInUse, who)
+		return nil, fmt.Errorf("state folder %s: %w%s", dir, mesh.ErrStateInUse, who)
 	}
 	return func() { _ = l.Close() }, nil
 }

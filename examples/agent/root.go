@@ -21,10 +21,14 @@ const about = `Agent makes this host a node of a WireGuard mesh.
 
 Nodes find each other in a registry, an etcd say. Each node runs an agent, which needs no privilege: it
 carries the packets in its own process, and other programs use the mesh through its SOCKS5 proxy, or are
-reached from the mesh through what it exposes.`
+reached from the mesh through what it exposes. With the kernel datapath the Linux kernel carries them, and
+every program of the host uses the mesh; the agent needs CAP_NET_ADMIN for that.`
 
 const aboutExamples = `  # a node: its mesh address, key and endpoints follow by themselves
   agent run --registry etcd://192.0.2.1:2379
+
+  # the whole host in the mesh, by the kernel's WireGuard
+  sudo agent run --registry etcd://192.0.2.1:2379 --datapath kernel
 
   # publish a web server of this host, and let this host's programs use the mesh
   agent run --registry etcd://192.0.2.1:2379 --expose 80=127.0.0.1:8080 --socks5 127.0.0.1:1080
@@ -72,7 +76,7 @@ func newRoot() *cobra.Command {
 	})
 	// Flags with long lines of help stay in shape on a terminal.
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", ".FlagUsagesWrapped 110 "))
-	root.AddCommand(newRun(), newStatus(), newPing(), newFetch(), newLeave(), newForget(), newConfig(), newVersion(),
+	root.AddCommand(newRun(), newStatus(), newPing(), newFetch(), newLeave(), newForget(), newCleanup(), newConfig(), newVersion(),
 		&cobra.Command{Use: "settings", Short: "What an agent can be told, and how", Long: settingsHelp()},
 		&cobra.Command{Use: "exit-codes", Short: "What the exit status of a command means", Long: exitCodes},
 	)
@@ -213,7 +217,7 @@ left out.`,
 // choices completes the flags that take one of a few words.
 func choices(cmd *cobra.Command) {
 	for name, words := range map[string][]string{
-		"datapath": config.Datapaths(), "log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+		"datapath": config.Datapaths(), "source": config.Sources(), "log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
 	} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // fails where there is no such flag
 	}

@@ -23,14 +23,16 @@ const patience = 5 * time.Second
 func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "run", Short: "Run a node of the mesh", Args: args(cobra.NoArgs),
-		Long: `Run makes this host a node of the mesh until it is stopped. It needs no privilege.
+		Long: `Run makes this host a node of the mesh until it is stopped. It needs no privilege, and with --datapath
+kernel nothing of root's but CAP_NET_ADMIN.
 
 Only --registry has to be said. The node is called as the host is, its address follows from its name and
 the mesh's, and others reach it at the host's addresses. Its key, and what else it must not lose, is in
 the state folder, which one process at a time has.
 
 SIGTERM and Ctrl-C end it, the node keeps its place in the mesh, and is back with the next run; a second
-one does not wait for anything. "agent leave" takes the node out of the mesh. While the registry is away
+one does not wait for anything. With the kernel datapath the kernel goes on forwarding meanwhile, until
+"agent leave" or "agent cleanup". "agent leave" takes the node out of the mesh. While the registry is away
 the agent goes on with the nodes it knows, at a start with those it knew last. At SIGHUP it reads its
 configuration again.
 

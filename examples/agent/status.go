@@ -118,6 +118,11 @@ func table(w io.Writer, s control.Status, now time.Time, wide bool) error {
 	}
 	fmt.Fprintf(&b, "endpoints  %s\n", orDash(strings.Join(self.Endpoints, " ")))
 	fmt.Fprintf(&b, "registry   %s\n", s.Agent.Registry)
+	datapath := s.Agent.Datapath
+	if s.Agent.Interface != "" {
+		datapath += ", interface " + s.Agent.Interface
+	}
+	fmt.Fprintf(&b, "datapath   %s\n", datapath)
 	if s.Agent.Socks5 != "" {
 		fmt.Fprintf(&b, "socks5     %s\n", s.Agent.Socks5)
 	}
@@ -126,7 +131,7 @@ func table(w io.Writer, s control.Status, now time.Time, wide bool) error {
 	}
 	if wide {
 		fmt.Fprintf(&b, "key        %s\n", self.Key)
-		fmt.Fprintf(&b, "device     %s, UDP port %d, MTU %d\n", s.Agent.Datapath, self.Listen, self.MTU)
+		fmt.Fprintf(&b, "device     UDP port %d, MTU %d\n", self.Listen, self.MTU)
 		fmt.Fprintf(&b, "agent      process %d since %s, %s\n", s.Agent.PID, ago(now, s.Agent.Started), s.Agent.Build)
 	}
 	b.WriteString("\n")

@@ -42,6 +42,10 @@ type Config struct {
 	RegistryUser, RegistryPasswordFile    string
 
 	Datapath     string
+	Interface    string // of the kernel datapath, as are Table, Metric and Source; without it they are zero
+	Table        int
+	Metric       int
+	Source       string
 	Address      []netip.Addr // empty: one that follows from mesh and node
 	Announce     []netip.Prefix
 	Endpoint     []record.Endpoint // Port 0: the device's real one. Empty: those of the host, unless NoEndpoint

@@ -41,6 +41,7 @@ func TestTable(t *testing.T) {
 		"registry-ca": {"--registry=etcds://a:1"}, "registry-cert": {"--registry=etcds://a:1", "--registry-key=k"},
 		"registry-key": {"--registry=etcds://a:1", "--registry-cert=c"}, "registry-user": {"--registry-password-file=p"},
 		"registry-password-file": {"--registry-user=u"},
+		"interface":              {"--datapath=kernel"}, "table": {"--datapath=kernel"}, "metric": {"--datapath=kernel"}, "source": {"--datapath=kernel"},
 	}
 	seen := make(map[string]bool)
 	for _, s := range Settings() {
@@ -81,6 +82,7 @@ func TestPrecedence(t *testing.T) {
 	single := map[string][]string{
 		"mesh": {"m1", "m2", "m3"}, "mtu": {"1300", "1400", "1500"}, "listen": {"1", "2-3", "any"},
 		"log-level": {"debug", "warn", "error"}, "keepalive": {"25s", "off", "auto"},
+		"datapath": {"kernel", "kernel", "kernel"},
 	}
 	lists := map[string][]string{
 		"address": {"10.0.0.1", "10.0.0.2", "fd00::1"}, "role": {"a", "b", "c"}, "endpoint": {"a:0", "192.0.2.1:5", "[2001:db8::1]:7"},
@@ -127,8 +129,11 @@ func TestPrecedence(t *testing.T) {
 				want[name] = v
 			}
 		}
+		ofKernel := map[string][]string{"interface": {"wg0", "a", "x-1"}, "table": {"main", "1", "4294967295"}, "metric": {"1", "50", "4294967294"}, "source": {"hint", "device", "loopback"}}
 		for _, s := range Settings() {
-			if v := single[s.Name]; v != nil {
+			if v := ofKernel[s.Name]; v != nil && want["datapath"] != nil {
+				give(s.Name, v, false)
+			} else if v := single[s.Name]; v != nil {
 				give(s.Name, v, false)
 			} else if v := lists[s.Name]; v != nil {
 				give(s.Name, v, true)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/warren-mesh/warren/datapath/kernel"
 	"github.com/warren-mesh/warren/examples/agent/internal/nearest"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry"
@@ -83,7 +84,7 @@ func Bind(fs *pflag.FlagSet, use Use) *Flags {
 	fs.SortFlags = false
 	fs.Var(&f.file, "config", "YAML file with settings under the names that they have as flags")
 	for _, s := range Settings() {
-		if s.Use > use {
+		if !use.has(s.Use) {
 			continue
 		}
 		v := &flag{kind: s.Value}
@@ -134,7 +135,7 @@ func (f *Flags) Load(h Host) (Config, error) {
 	}
 
 	for _, s := range Settings() {
-		if s.Use > f.use {
+		if !f.use.has(s.Use) {
 			continue
 		}
 		g := given{}
@@ -224,6 +225,12 @@ func (c *Config) misspelt(environ map[string]string) {
 func (c *Config) defaults(h Host, use Use, bad func(string, ...any)) {
 	c.Mesh = cmp.Or(c.Mesh, "warren")
 	c.Datapath = cmp.Or(c.Datapath, "netstack")
+	if use == ToClean || use == ToRun && c.Datapath == "kernel" {
+		c.Interface = cmp.Or(c.Interface, kernel.DefaultInterface)
+		c.Table = cmp.Or(c.Table, mainTable)
+		c.Metric = cmp.Or(c.Metric, defaultMetric)
+		c.Source = cmp.Or(c.Source, "hint")
+	}
 	if c.State == "" && h.StateDir != nil {
 		dir, err := h.StateDir()
 		if err != nil {
@@ -303,6 +310,11 @@ func (c *Config) conflicts(use Use, bad func(string, ...any)) {
 			if other := pair[1-i]; c.Given(name) && !c.Given(other) && !(other == "registry-user" && hasUser) {
 				bad("%s is given without %s; both are needed", at(name), other)
 			}
+		}
+	}
+	for _, s := range Settings() {
+		if use == ToRun && s.Use == ToClean && c.Given(s.Name) && c.Datapath != "kernel" {
+			bad("%s %q is for the kernel datapath, and %s is %s; leave it out, or say --datapath kernel", at(s.Name), s.get(*c)[0], at("datapath"), c.Datapath)
 		}
 	}
 	for _, p := range c.Announce {

@@ -13,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/kernel"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/examples/agent/internal/expose"
 	"github.com/warren-mesh/warren/mesh"
@@ -41,8 +43,12 @@ type Use int
 const (
 	ToFind     Use = iota // a running agent: all commands
 	ToRegister            // what is in the registry: leave and forget, too
+	ToClean               // what is on the host: cleanup, too
 	ToRun                 // only run and config
 )
+
+// has returns whether commands of this use have settings of another.
+func (u Use) has(of Use) bool { return of == ToFind || of == u || u == ToRun }
 
 // Setting is one thing that an agent can be told.
 type Setting struct {
@@ -132,8 +138,28 @@ func Settings() []Setting {
 		},
 		{
 			Name: "datapath", Value: "NAME", Use: ToRun, Example: "netstack", Default: "netstack",
-			Usage: "what carries the packets: " + strings.Join(Datapaths(), ", "),
+			Usage: "what carries the packets: netstack, this process; or kernel, WireGuard of the Linux kernel, for the whole host, which needs CAP_NET_ADMIN",
 			set:   setDatapath, get: func(c Config) []string { return one(c.Datapath) },
+		},
+		{
+			Name: "interface", Value: "NAME", Use: ToClean, Example: "warren0", Default: kernel.DefaultInterface,
+			Usage: "network interface of the kernel datapath, of at most 15 bytes",
+			set:   setInterface, get: func(c Config) []string { return one(c.Interface) },
+		},
+		{
+			Name: "table", Value: "TABLE", Use: ToClean, Example: "100", Default: "main",
+			Usage: "routing table of the kernel datapath's routes, main or a number; in another than main, packets are looked up by rules of yours only",
+			set:   setTable, get: getTable,
+		},
+		{
+			Name: "metric", Value: "METRIC", Use: ToClean, Example: "60", Default: strconv.Itoa(defaultMetric),
+			Usage: "metric of the kernel datapath's routes; the lowest of several to one prefix counts",
+			set:   setMetric, get: func(c Config) []string { return one(orWord(c.Metric, "")) },
+		},
+		{
+			Name: "source", Value: "WHERE", Use: ToClean, Example: "device", Default: "hint",
+			Usage: "where the kernel datapath has this node's addresses: hint, on the interface, and routes say which to send from; device, on the interface, and the kernel chooses; loopback, on lo, and routes say",
+			set:   setSource, get: func(c Config) []string { return one(c.Source) },
 		},
 		{
 			Name: "address", Value: "ADDR", Kind: List, Use: ToRun, Example: "10.80.0.1",
@@ -226,7 +252,16 @@ func Settings() []Setting {
 }
 
 // Datapaths are the names that the setting datapath takes.
-func Datapaths() []string { return []string{"netstack"} }
+func Datapaths() []string { return []string{"netstack", "kernel"} }
+
+// Sources are the words that the setting source takes.
+func Sources() []string { return []string{"hint", "device", "loopback"} }
+
+// What the kernel datapath's zero Options stand for.
+const (
+	mainTable     = 254
+	defaultMetric = 50
+)
 
 // RegistrySchemes are what the setting registry begins with. Memory has nothing after it.
 func RegistrySchemes() []string { return []string{"etcd", "etcds", "memory"} }
@@ -435,6 +470,67 @@ func setDatapath(c *Config, s string) error {
 		return fmt.Errorf("is none of %s", strings.Join(Datapaths(), ", "))
 	}
 	c.Datapath = s
+	return nil
+}
+
+// setInterface takes what Linux does. A name that is too long is not cut: two would be one.
+func setInterface(c *Config, s string) error {
+	switch {
+	case len(s) > 15:
+		return fmt.Errorf("has %d bytes, and Linux takes 15", len(s))
+	case s == "." || s == "..":
+		return errors.New("means a folder")
+	case s == "all" || s == "default" || s == "lo":
+		return errors.New("means something else to Linux")
+	case !utf8.ValidString(s):
+		return errors.New("is not UTF-8")
+	}
+	for _, r := range s {
+		if r <= ' ' || r == 0x7f || strings.ContainsRune("/:%\u00a0\u0085", r) {
+			return fmt.Errorf("has %q in it, which no interface's name may have", r)
+		}
+	}
+	c.Interface = s
+	return nil
+}
+
+func setTable(c *Config, s string) error {
+	if s == "main" {
+		c.Table = mainTable
+		return nil
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	switch {
+	case err != nil || n == 0 || int(n) < 0:
+		return errors.New("is neither main nor a number from 1 to 4294967295")
+	case n == 253 || n == 255:
+		return errors.New("is a table that Linux keeps for itself")
+	}
+	c.Table = int(n)
+	return nil
+}
+
+func getTable(c Config) []string {
+	if c.Table == mainTable {
+		return []string{"main"}
+	}
+	return one(orWord(c.Table, ""))
+}
+
+func setMetric(c *Config, s string) error {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 || n == 1<<32-1 || int(n) < 0 {
+		return errors.New("is no number from 1 to 4294967294")
+	}
+	c.Metric = int(n)
+	return nil
+}
+
+func setSource(c *Config, s string) error {
+	if !slices.Contains(Sources(), s) {
+		return fmt.Errorf("is none of %s", strings.Join(Sources(), ", "))
+	}
+	c.Source = s
 	return nil
 }
 

@@ -170,3 +170,19 @@ func shorten(path string) (short string, done func(), err error) {
 	}
 	return short, done, nil
 }
+
+// Remove removes what an agent that is gone left at path, and returns whether there was anything. Where one
+// listens the error is ErrInUse, and what is no socket is left alone.
+func Remove(ctx context.Context, path string) (bool, error) {
+	if err := free(ctx, path); err != nil {
+		return false, err
+	}
+	sweep(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	switch err := os.Remove(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("control socket: %w", err)
+	}
+	return true, nil
+}

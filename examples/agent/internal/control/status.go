@@ -28,15 +28,16 @@ type Status struct {
 
 // Process is the agent itself.
 type Process struct {
-	PID      int       `json:"pid"`
-	Build    string    `json:"build"`
-	Started  time.Time `json:"started"`
-	Mesh     string    `json:"mesh"`
-	Registry string    `json:"registry"` // without a password
-	Datapath string    `json:"datapath"`
-	State    string    `json:"state"`
-	Socks5   string    `json:"socks5,omitempty"` // where it listens, with the real port
-	Expose   []string  `json:"expose,omitempty"`
+	PID       int       `json:"pid"`
+	Build     string    `json:"build"`
+	Started   time.Time `json:"started"`
+	Mesh      string    `json:"mesh"`
+	Registry  string    `json:"registry"` // without a password
+	Datapath  string    `json:"datapath"`
+	Interface string    `json:"interface,omitempty"` // of the kernel datapath
+	State     string    `json:"state"`
+	Socks5    string    `json:"socks5,omitempty"` // where it listens, with the real port
+	Expose    []string  `json:"expose,omitempty"`
 }
 
 // Self is this node.

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+func bindTo(string) func(network, address string, c syscall.RawConn) error {
+	return func(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
+}
+
+func echo(context.Context, netip.Addr, string) (time.Duration, error) {
+	return 0, errors.ErrUnsupported
+}
