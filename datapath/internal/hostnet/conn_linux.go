@@ -56,12 +56,18 @@ func dial(ns int, closed *atomic.Bool) (*conn, error) {
 	return &conn{nl: nl, raw: raw, pid: nl.PID(), buf: make([]byte, 1<<16), closed: closed}, nil
 }
 
-// receive waits for a datagram of the kernel, and returns it. It is valid until the next call.
+// receive waits for a datagram of the kernel, and returns it. It is valid until the next call. After ENOBUFS
+// nothing is left of what was sent until then: Linux reports an overrun once, until the socket is empty.
 func (c *conn) receive() ([]byte, error) {
 	var b []byte
 	var err error
 	if rerr := c.raw.Read(func(fd uintptr) bool {
 		b, err = c.take(fd)
+		for left := err; err == unix.ENOBUFS && left != unix.EAGAIN; {
+			if _, left = c.take(fd); left != nil && left != unix.EAGAIN && left != unix.ENOBUFS {
+				err = left
+			}
+		}
 		return err != unix.EAGAIN
 	}); rerr != nil {
 		err = rerr
@@ -137,11 +143,13 @@ func (c *conn) send(ctx context.Context, rs ...request) (uint32, error) {
 }
 
 // do sends requests that are acknowledged, many at a time, and returns the error of each. Where the
-// socket fails, or ctx ends, those without an answer have that error.
+// socket fails, or ctx ends, those without an answer have that error; where answers overrun the socket, those
+// that were lost have ENOBUFS, whatever became of them.
 func (c *conn) do(ctx context.Context, rs []request) []error {
 	errs := make([]error, len(rs))
 	for at := 0; at < len(rs); at += batch {
-		if err := c.acknowledged(ctx, rs[at:min(at+batch, len(rs))], errs[at:]); err != nil {
+		err := c.acknowledged(ctx, rs[at:min(at+batch, len(rs))], errs[at:])
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			for i := at + batch; i < len(rs); i++ {
 				errs[i] = err
 			}

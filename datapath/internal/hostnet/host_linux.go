@@ -942,6 +942,9 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 
 // problems asks the kernel for the way back, as the reverse path filter does: without the packet's mark.
 func (h *Host) problems(ctx context.Context, f found, under link, ours map[netip.Prefix][]route, rpAll uint32) (errs []error) {
+	if max(rpAll, f.link.rpFilter) != 1 && (under.Index == 0 || max(rpAll, under.rpFilter) != 1) {
+		return nil
+	}
 	for i, dst := range slices.SortedFunc(maps.Keys(ours), prefixes.Compare) {
 		if !dst.Addr().Is4() || i == 16 {
 			break
