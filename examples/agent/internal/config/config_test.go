@@ -279,7 +279,7 @@ registry-password-file (--registry-password-file) means nothing, as registry (--
 		{args: "--log-level=loud", want: `--log-level: log-level "loud" is none of debug, info, warn, error`},
 		{args: "--label=a", want: `--label: label "a" is not KEY=VALUE`},
 		{args: "--role=", want: `--role: role "" is empty`},
-		{args: "--datapath=kernel", want: `--datapath: datapath "kernel" is none of netstack`},
+		{args: "--datapath=tun", want: `--datapath: datapath "tun" is none of netstack, kernel`},
 	} {
 		var environ []string
 		if test.env != "" {
