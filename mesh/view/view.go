@@ -85,7 +85,7 @@ type Kind string
 // The kinds of conditions.
 const (
 	AnnouncementRefused Kind = "announcement-refused" // something announced here was not taken, or only after a fix
-	DeviceContested     Kind = "device-contested"     // another program takes the device; over after two audits without
+	DeviceContested     Kind = "device-contested"     // another program takes the device, or keeps changing it; over after two audits without
 	DeviceUnreadable    Kind = "device-unreadable"
 	DuplicateNode       Kind = "duplicate-node" // another process publishes as this node; seen within some 30 s, over after 2 minutes without
 	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes, or would go, into the mesh

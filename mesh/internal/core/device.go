@@ -32,7 +32,9 @@ type device struct {
 	readFail int       // in a row
 	pollTill time.Time // while an endpoint is on trial
 	settled  bool
-	repairAt time.Time // when the key that another program last gave the device is put right; zero: none did lately
+	repairAt time.Time // when what another program last changed of the device is put right; zero: none did lately
+	undone   int       // how often one did so in a row
+	took     bool      // one gave it another key
 
 	full    bool           // want and have may differ in anything
 	dirty   datapath.Delta // else in this
@@ -41,7 +43,13 @@ type device struct {
 	retry   map[resource]attempt
 }
 
-const minRepair = time.Second // between readings that a change from outside causes
+const (
+	// minRepair is the time between readings that a change from outside causes, and between repairs of such
+	// changes. A first one is put right at once.
+	minRepair = time.Second
+	// mostUndone is how many such changes in a row are no contest yet.
+	mostUndone = 3
+)
 
 func newDelta() datapath.Delta {
 	return datapath.Delta{Peers: make(map[key.Public]struct{}), Routes: make(map[netip.Prefix]struct{})}
@@ -652,6 +660,10 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.readFail = 0
 	m.readAt = now.Add(m.cfg.Audit)
 	m.host = in.State.Host
+	var outside drift
+	if m.trusted() {
+		outside = driftOf(m.have.State(), in.State)
+	}
 	m.have = datapath.NewModel(in.State)
 	if first {
 		if m.cfg.PortFirst == 0 && in.State.Device.Exists() {
@@ -669,7 +681,7 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	if wasOurs && !m.ours() {
 		m.lostDevice()
 	}
-	m.contest(now, wasOurs)
+	m.contest(now, wasOurs, outside)
 	m.judgeDevice(now)
 	if m.host != was || first {
 		if m.host.Connected != was.Connected {
@@ -687,18 +699,76 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.full, m.flushAt = true, now
 }
 
-// contest takes in whether another program has given the device another key than this node's. Two who undo
-// each other's work are not to be busy with nothing else, so it is put right a while after the last time.
-func (m *Machine) contest(now time.Time, wasOurs bool) {
+// drift is how a device became other than it was left: how many resources are, and one of them.
+type drift struct {
+	first resource
+	n     int
+}
+
+// driftOf compares two readings. Where peers are is no drift: they roam.
+func driftOf(was, is datapath.State) (d drift) {
+	note := func(r resource, same bool) {
+		if !same {
+			if d.n == 0 {
+				d.first = r
+			}
+			d.n++
+		}
+	}
+	note(resource{kind: theDevice}, was.Device == is.Device)
+	if !was.Device.Exists() || !is.Device.Exists() {
+		return d
+	}
+	for _, sets := range []struct {
+		kind    resourceKind
+		was, is prefixes.Set
+	}{{anAddress, was.Addrs, is.Addrs}, {aLocal, was.Local, is.Local}} {
+		if sets.was != sets.is {
+			for p := range sets.was.Minus(sets.is).Union(sets.is.Minus(sets.was)).All() {
+				note(resource{kind: sets.kind, prefix: p}, false)
+			}
+		}
+	}
+	for p, src := range was.Routes {
+		now, there := is.Routes[p]
+		note(resource{kind: aRoute, prefix: p}, there && now == src)
+	}
+	for p := range is.Routes {
+		_, known := was.Routes[p]
+		note(resource{kind: aRoute, prefix: p}, known)
+	}
+	for k, p := range was.Peers {
+		q, there := is.Peers[k]
+		q.Endpoint = p.Endpoint
+		note(resource{kind: aPeer, peer: k}, there && p == q)
+	}
+	for k := range is.Peers {
+		_, known := was.Peers[k]
+		note(resource{kind: aPeer, peer: k}, known)
+	}
+	return d
+}
+
+// contest takes in what another program did to the device. Two who undo each other's work are not to be
+// busy with nothing else, so each change is put right a while after the last one was.
+func (m *Machine) contest(now time.Time, wasOurs bool, d drift) {
 	is := m.have.State().Device
+	if d.n == 0 {
+		if m.ours() && !m.repairAt.IsZero() && now.Sub(m.repairAt) >= 2*m.cfg.Audit {
+			m.repairAt, m.undone, m.took = time.Time{}, 0, false
+			m.clear(view.DeviceContested, m.cfg.Node, "")
+		}
+		return
+	}
+	m.repairAt = maxTime(now, m.repairAt.Add(minRepair))
+	m.undone++
+	const remedy = "give every program and every mesh a device of its own"
 	switch {
 	case wasOurs && is.Exists() && !m.ours():
-		m.repairAt = maxTime(now, m.repairAt.Add(minRepair))
-		m.raise(now, view.DeviceContested, m.cfg.Node, "", fmt.Sprintf("another program gave the device the key %s, which is not this node's", is.Key.Public().Short()),
-			"give every program and every mesh a device of its own")
-	case m.ours() && !m.repairAt.IsZero() && now.Sub(m.repairAt) >= 2*m.cfg.Audit:
-		m.repairAt = time.Time{}
-		m.clear(view.DeviceContested, m.cfg.Node, "")
+		m.took = true
+		m.raise(now, view.DeviceContested, m.cfg.Node, "", fmt.Sprintf("another program gave the device the key %s, which is not this node's", is.Key.Public().Short()), remedy)
+	case m.undone > mostUndone && !m.took:
+		m.raise(now, view.DeviceContested, m.cfg.Node, "", fmt.Sprintf("another program keeps changing the device: last %v, and %d more", d.first, d.n-1), remedy)
 	}
 }
 

@@ -1184,6 +1184,48 @@ func TestADeviceThatIsContested(t *testing.T) {
 	s.wantNoCondition(view.DeviceContested, "m", "")
 }
 
+// Another program that keeps undoing something is not raced, and is said to do so; one that does so now and
+// then is put right within a second.
+func TestADeviceThatIsUndone(t *testing.T) {
+	for what, undo := range map[string]func(*datapath.State){
+		"route 10.1.0.0/16":               func(st *datapath.State) { delete(st.Routes, netip.MustParsePrefix("10.1.0.0/16")) },
+		"peer " + publicKey("a").String(): func(st *datapath.State) { delete(st.Peers, publicKey("a")) },
+	} {
+		s := up(t, rec("a", "10.1.0.0/16"))
+		s.run(time.Minute)
+		ops := 0
+		s.dev.after = func(datapath.Op) { ops++ }
+		broken := func(d time.Duration) bool {
+			was := ops
+			s.dev.edit(undo)
+			s.step(core.Touched{})
+			s.run(d)
+			return ops == was
+		}
+		for range 5 {
+			if broken(time.Second) {
+				t.Errorf("%s: undone for the first time in a while, and not put right within a second", what)
+			}
+			s.run(10 * s.cfg.Audit)
+			s.wantNoCondition(view.DeviceContested, "m", "")
+		}
+		ops = 0
+		for range 100 {
+			broken(100 * time.Millisecond)
+		}
+		if ops < 5 || ops > 20 { // one or two a repair, which is one a second
+			t.Errorf("%s: undone for 10 s, and put right with %d ops", what, ops)
+		}
+		c, ok := s.condition(view.DeviceContested, "m", "")
+		if !ok || !strings.Contains(c.Message, what) {
+			t.Errorf("%s: the condition is %v", what, c)
+		}
+		s.run(3 * s.cfg.Audit)
+		s.wantNoCondition(view.DeviceContested, "m", "")
+		s.wantPeers("a 10.1.0.0/16")
+	}
+}
+
 // Nobody is given ::1 as a part of something wider. 127.0.0.0/8 has no wider prefix that is narrow enough.
 func TestRule23_LoopbackInsideIsRefused(t *testing.T) {
 	all := rec("a", "::/0", "::/8", "::/16", "::/96", "::/127", "1::/16", "0.0.0.0/0")
