@@ -438,15 +438,44 @@ func (a *apply) dropPrefixes(ctx context.Context, o datapath.DropPrefixes) error
 	if drop.IsEmpty() {
 		return nil
 	}
-	nobody, err := key.NewPrivate()
+	return a.did(o, o.Key, k.discard(drop))
+}
+
+// nobody is the peer that takes over the prefixes which another peer is to lose, on a kernel without a better
+// way. Nobody has its private key. To end a peer takes Linux tens of milliseconds, so it stays on the
+// device, without prefixes, as long as it is used often; nobody sees it but other programs.
+type nobody struct {
+	key   key.Public // zero: none was made yet
+	index int        // of the interface of the device that has it; 0: none has
+	used  time.Time
+}
+
+// keepNobody is how long the peer is kept once it is not used.
+const keepNobody = time.Second
+
+// discard has nobody own some prefixes, on the device of k, and then not. op is held.
+func (k *Kernel) discard(drop prefixes.Set) error {
+	if k.nobody.key.IsZero() {
+		private, err := key.NewPrivate()
+		if err != nil {
+			return err
+		}
+		k.nobody.key = private.Public()
+	}
+	k.nobody.index, k.nobody.used = k.index, time.Now()
+	err := errors.Join(k.write(wgconv.Change{Key: k.nobody.key, Prefixes: drop}, wgconv.Change{Key: k.nobody.key, Empty: true})...)
 	if err != nil {
-		return err
+		k.dismiss() // whatever was carried out of it, in whatever order
 	}
-	end := wgconv.Change{Key: nobody.Public(), Remove: true}
-	if err = errors.Join(k.write(wgconv.Change{Key: nobody.Public(), Prefixes: drop}, end)...); err != nil {
-		err = errors.Join(err, k.write(end)[0]) // whatever was carried out of it, in whatever order
+	return err
+}
+
+// dismiss removes the peer that nobody is. op is held.
+func (k *Kernel) dismiss() {
+	if k.nobody.index != 0 && k.nobody.index == k.index {
+		k.write(wgconv.Change{Key: k.nobody.key, Remove: true})
 	}
-	return a.did(o, o.Key, err)
+	k.nobody.index = 0
 }
 
 // verify reads the device and says which ops left it otherwise than they should.
@@ -662,7 +691,7 @@ func (a *apply) removeDevice(ctx context.Context) error {
 	if err != nil {
 		return wrap("removing "+k.opts.Interface, err)
 	}
-	k.active, k.model, k.local = false, nil, prefixes.Set{}
+	k.active, k.model, k.local, k.nobody.index = false, nil, prefixes.Set{}, 0
 	clear(k.waiting)
 	a.found, a.device, a.toGreet = false, nil, nil
 	clear(a.touched)

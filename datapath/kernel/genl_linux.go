@@ -39,8 +39,9 @@ type conn struct {
 	family uint16
 	seq    uint32
 
-	// What tests count.
+	// What tests count, and what they have called before each change of a device.
 	written, changes, interrupted, opened int
+	before                                func() error
 }
 
 func dial(in func(func() error) error) (*conn, error) {
@@ -223,6 +224,11 @@ func (c *conn) set(msgs ...[]byte) []error {
 		if err := c.open(); err != nil {
 			errs[i] = err
 			continue
+		}
+		if c.before != nil {
+			if errs[i] = c.before(); errs[i] != nil {
+				continue
+			}
 		}
 		seqs[i], errs[i] = c.send(c.family, unix.NLM_F_ACK, wgconv.CmdSetDevice, wgconv.Version, m)
 		c.written++

@@ -53,6 +53,9 @@ func (k *Kernel) poll() time.Duration {
 	if k.closed || k.model == nil {
 		return next
 	}
+	if k.nobody.index != 0 && time.Since(k.nobody.used) >= keepNobody {
+		k.dismiss()
+	}
 	if k.unmended && time.Since(k.mended) >= mendEvery {
 		k.unmended = false
 		k.notify()

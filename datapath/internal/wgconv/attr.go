@@ -39,8 +39,9 @@ const (
 	allowedBits   = 3
 	allowedFlags  = 4
 
-	peerFlagRemove = 1
-	peerFlagUpdate = 4
+	peerFlagRemove            = 1
+	peerFlagReplaceAllowedIPs = 2
+	peerFlagUpdate            = 4
 
 	allowedFlagRemove = 1 // Linux since 6.16
 )

@@ -37,6 +37,7 @@ type Change struct {
 	Update  bool // only if the peer exists; otherwise it is created
 	Remove  bool // the peer ends; nothing below is written
 	Without bool // Prefixes are taken from the peer, instead of given to it
+	Empty   bool // the peer loses all its prefixes, before it is given Prefixes: only for one that nobody is
 
 	Preshared *key.Preshared // nil: left as it is
 	Endpoint  netip.AddrPort // zero: left as it is
@@ -160,6 +161,9 @@ func appendPeer(b []byte, c Change) []byte {
 	}
 	if c.Remove {
 		flags |= peerFlagRemove
+	}
+	if c.Empty {
+		flags |= peerFlagReplaceAllowedIPs
 	}
 	if flags != 0 {
 		b = append32(b, peerFlags, flags)

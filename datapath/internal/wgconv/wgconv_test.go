@@ -120,7 +120,9 @@ func (l *linux) setPeer(t testing.TB, a *netlink.AttributeDecoder) error {
 			continue
 		case peerFlags:
 			flags = a.Uint32()
-			if flags&^(peerFlagRemove|peerFlagUpdate) != 0 {
+			if nobody := public("nobody").Bytes(); flags&peerFlagReplaceAllowedIPs != 0 && bytes.Equal(p.key, nobody[:]) {
+				p.allowed = nil
+			} else if flags&^(peerFlagRemove|peerFlagUpdate) != 0 {
 				t.Errorf("flags %#x: something is replaced", flags)
 			}
 			continue
@@ -279,7 +281,13 @@ func TestChangesAgainstModel(t *testing.T) {
 		var changes []Change
 		for range rapid.IntRange(1, 12).Draw(rt, "changes") {
 			k := public(rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(rt, "peer"))
-			switch rapid.IntRange(0, 3).Draw(rt, "what") {
+			switch rapid.IntRange(0, 4).Draw(rt, "what") {
+			case 4:
+				set, keep, n := drawPrefixes(rt), drawPrefixes(rt), public("nobody")
+				changes = append(changes, Change{Key: n, Prefixes: set}, Change{Key: n, Empty: true, Prefixes: keep})
+				_ = m.Do(datapath.PutPeer{Key: n, Peer: datapath.Peer{Prefixes: set}})
+				_ = m.Do(datapath.DropPrefixes{Key: n, Prefixes: m.State().Peers[n].Prefixes})
+				_ = m.Do(datapath.PutPeer{Key: n, Peer: datapath.Peer{Prefixes: keep}})
 			case 0:
 				changes = append(changes, Change{Key: k, Remove: true})
 				_ = m.Do(datapath.RemovePeer{Key: k})
