@@ -236,9 +236,9 @@ func (h *Host) source(src netip.Addr) netip.Addr {
 type behind map[netip.Addr]int
 
 // keep is the source address of a cover: the one it has, if anything behind it has it, else the least that
-// anything behind it has.
+// anything behind it has. That it has none says nothing: Linux takes it from an IPv6 route with the address.
 func (b behind) keep(have []route) (src netip.Addr) {
-	if len(have) > 0 && b[have[0].src] > 0 {
+	if len(have) > 0 && have[0].src.IsValid() && b[have[0].src] > 0 {
 		return have[0].src
 	}
 	for a := range b {

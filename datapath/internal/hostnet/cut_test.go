@@ -110,6 +110,7 @@ var layouts = map[string]Options{
 	"loopback": {Sources: SourceLoopback},
 	"table":    {Table: 7777, Rule: true, Mark: 51820},
 	"cover":    {Cover: prefixes.MustParse("10.8.0.0/13", "fd08::/16")},
+	"all":      {Sources: SourceLoopback, Table: 7777, Rule: true, Mark: 51820, Cover: prefixes.MustParse("10.8.0.0/13", "fd08::/16"), Metric: 70, Priority: 100},
 }
 
 // Killed before any change of the host and started again, a mesh makes the host what it should be; or

@@ -172,6 +172,7 @@ func TestNoCapability(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	h := s.up(Options{})
+	must(t, one.on(s.ctx(), h))
 	before := s.dump()
 	done := make(chan struct{})
 	go func() {
@@ -188,14 +189,16 @@ func TestNoCapability(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if _, err := h.Read(s.ctx()); err != nil {
-			t.Error(err)
+		if st, err := h.Read(s.ctx()); err != nil || st.Addrs != one.addrs {
+			t.Errorf("got %+v, %v", st, err)
 		}
 		other := s.open(Options{Interface: "wg1"})
 		_, _, err := other.Adopt(s.ctx(), kind, nil)
 		for what, err := range map[string]error{
 			"Adopt": err, "Up": h.Up(s.ctx(), 1400), "Remove": h.Remove(s.ctx()), "AddAddrs": h.AddAddrs(s.ctx(), prefixes.MustParse("10.0.0.1/32")),
-			"AddRoutes": h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("10.1.0.0/16")}}),
+			"AddRoutes":   h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("10.1.0.0/16")}}),
+			"change":      h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("10.9.0.0/16"), Source: ap("10.7.0.1")}}),
+			"RemoveAddrs": h.RemoveAddrs(s.ctx(), one.addrs), "RemoveRoutes": h.RemoveRoutes(s.ctx(), prefixes.MustParse("10.9.0.0/16")),
 		} {
 			if !errors.Is(err, os.ErrPermission) || !errors.Is(err, syscall.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 				t.Errorf("%s: got %v", what, err)

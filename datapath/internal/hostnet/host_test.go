@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -206,6 +207,64 @@ func TestNoIPv6(t *testing.T) {
 	}
 }
 
+// IPv6 disabled under a running mesh, on the host or on the link alone, and enabled again: IPv4 goes on, what
+// is lacking is said of each item, and it all comes back as it was.
+func TestIPv6GoesAndComes(t *testing.T) {
+	for name, o := range layouts {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSpace(t)
+			h := s.up(o)
+			must(t, one.on(s.ctx(), h))
+			time.Sleep(50 * time.Millisecond) // for the routes of addresses
+			before := s.raw()
+			var routes []datapath.Route
+			for p, src := range one.routes {
+				routes = append(routes, datapath.Route{Prefix: p, Source: src})
+			}
+			for _, of := range []string{"all", "wg0"} {
+				for len(h.Changed()) > 0 {
+					<-h.Changed()
+				}
+				s.sysctl("ipv6/conf/"+of+"/disable_ipv6", "1")
+				select {
+				case <-h.Changed():
+				case <-time.After(5 * time.Second):
+					t.Errorf("%s: not seen", of)
+				}
+				st := s.read(h)
+				if !errors.Is(st.NoIPv6, ErrFamily) || !strings.Contains(st.NoIPv6.Error(), "net.ipv6.conf.wg0.disable_ipv6; set it to 0") || !st.Ready || st.NoIPv4 != nil {
+					t.Fatalf("%s: got %+v", of, st)
+				}
+				got := map[netip.Prefix]bool{}
+				for _, err := range []error{h.Up(s.ctx(), 1420), h.AddAddrs(s.ctx(), one.addrs), h.AddRoutes(s.ctx(), routes)} {
+					for p, err := range Items(err) {
+						if got[p] = true; !errors.Is(err, ErrFamily) || !strings.Contains(err.Error(), "disable_ipv6; set it to 0") || !p.Addr().Is6() {
+							t.Errorf("%s: %v: got %v", of, p, err)
+						}
+					}
+				}
+				want := 3
+				if of == "wg0" && o.Sources == SourceLoopback {
+					want = 2 // the address is on another interface, which has IPv6
+				}
+				if len(got) != want {
+					t.Errorf("%s: got %v", of, got)
+				}
+				if st = s.read(h); st.Addrs.Len() != 1+3-want || len(st.Routes) != 3 {
+					t.Errorf("%s: got %+v", of, st)
+				}
+				s.sysctl("ipv6/conf/"+of+"/disable_ipv6", "0")
+				must(t, one.reach(s.ctx(), h))
+				if st = s.read(h); st.NoIPv6 != nil || st.Addrs != one.addrs || !maps.Equal(st.Routes, one.routes) {
+					t.Errorf("%s: got %+v", of, st)
+				}
+				become(t, of+": not as it was", before, s.raw)
+			}
+		})
+	}
+}
+
 func TestReversePath(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -377,6 +436,12 @@ func TestCover(t *testing.T) {
 	h := s.up(o)
 	must(t, one.on(s.ctx(), h))
 	if out := s.show("route show proto 87"); strings.TrimSpace(out) != "10.8.0.0/13 dev wg0 scope link src 10.7.0.1 metric 50" {
+		t.Errorf("got %s", out)
+	}
+	// Linux takes an address from the IPv6 routes that have it; it is put back.
+	s.ip("addr del fd07::1/128 dev wg0")
+	must(t, one.reach(s.ctx(), h))
+	if out := s.show("-6 route show proto 87"); !strings.HasPrefix(out, "fd08::/16 dev wg0 src fd07::1 metric 50") || strings.Count(out, "\n") != 1 {
 		t.Errorf("got %s", out)
 	}
 	must(t, h.RemoveRoutes(s.ctx(), prefixes.MustParse("10.8.0.0/16", "10.8.0.0/13", "10.8.1.0/24")))

@@ -62,7 +62,7 @@ func TestKnown(t *testing.T) {
 					t.Errorf("%s: got %v, want %v", what, got, want)
 				}
 			}
-			ours := func(src netip.Addr) string { return fmt.Sprintf("%s/50/87 from %v", table, h.source(src)) }
+			ours := func(src netip.Addr) string { return fmt.Sprintf("%s/%d/87 from %v", table, h.o.Metric, h.source(src)) }
 			add := func(src string) {
 				t.Helper()
 				must(t, h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: p, Source: ap(src)}}))
@@ -89,7 +89,7 @@ func TestKnown(t *testing.T) {
 			listed("add what is there", true, func() { add("10.7.0.1") })
 
 			listed("after somebody removed it", true, func() {
-				s.ip("route del 172.16.0.0/16 dev wg0 metric 50 table " + table)
+				s.ip(fmt.Sprintf("route del 172.16.0.0/16 dev wg0 metric %d table %s", h.o.Metric, table))
 				add("10.7.0.1")
 			})
 			is("brought back", ours(ap("10.7.0.1")))
@@ -105,10 +105,10 @@ func TestKnown(t *testing.T) {
 			is("beside it", table+"/7/12 from invalid IP", ours(ap("10.7.0.1")))
 			listed("in the way", true, func() {
 				remove()
-				s.ip("route add 172.16.0.0/16 dev lo proto bird metric 50 table " + table)
+				s.ip(fmt.Sprintf("route add 172.16.0.0/16 dev lo proto bird metric %d table %s", h.o.Metric, table))
 				foreign(t, h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: p, Source: ap("10.7.0.1")}}), "lo", "bird")
 			})
-			s.ip("route del 172.16.0.0/16 dev lo metric 50 table "+table, "route del 172.16.0.0/16 dev lo metric 7 table "+table)
+			s.ip(fmt.Sprintf("route del 172.16.0.0/16 dev lo metric %d table %s", h.o.Metric, table), "route del 172.16.0.0/16 dev lo metric 7 table "+table)
 			add("10.7.0.1")
 			listed("after the address was gone for a moment", true, func() {
 				must(t, look.RemoveAddrs(s.ctx(), prefixes.MustParse("10.7.0.1/32")))
@@ -131,18 +131,18 @@ func TestKnown(t *testing.T) {
 			is("added", ours(ap("10.7.0.1")))
 
 			// What is known may be wrong all the same, in any way: it is a hint.
-			bogus := route{dst: p, table: uint32(h.o.Table), metric: 50, typ: unix.RTN_UNICAST, proto: 87, oif: h.known.index}
+			bogus := route{dst: p, table: uint32(h.o.Table), metric: uint32(h.o.Metric), typ: unix.RTN_UNICAST, proto: 87, oif: h.known.index}
 			for what, lie := range map[string][]route{
 				"nothing":    nil,
 				"another":    {{dst: p, table: 99, metric: 3, typ: unix.RTN_UNICAST, proto: 87, oif: h.known.index}},
 				"right":      {bogus},
 				"two":        {bogus, bogus},
-				"other from": {{dst: p, src: ap("10.7.0.9"), table: uint32(h.o.Table), metric: 50, typ: unix.RTN_UNICAST, proto: 87, oif: h.known.index}},
+				"other from": {{dst: p, src: ap("10.7.0.9"), table: uint32(h.o.Table), metric: uint32(h.o.Metric), typ: unix.RTN_UNICAST, proto: 87, oif: h.known.index}},
 			} {
 				for _, there := range []bool{true, false} {
 					must(t, h.RemoveRoutes(s.ctx(), prefixes.Must(p)))
 					if there {
-						s.ip("route add 172.16.0.0/16 dev wg0 scope link proto 87 metric 50 table " + table + hint)
+						s.ip(fmt.Sprintf("route add 172.16.0.0/16 dev wg0 scope link proto 87 metric %d table %s%s", h.o.Metric, table, hint))
 					}
 					s.read(h)
 					if h.known.routes[p] = lie; lie == nil {
