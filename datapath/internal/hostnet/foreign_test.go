@@ -34,7 +34,8 @@ func foreign(t *testing.T, err error, words ...string) {
 func TestForeignLink(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.ip("link add wg0 type veth peer name x0", "link set wg0 alias payroll", "link set wg0 up")
+	s.ip("link add wg0 type veth peer name x0", "link set wg0 alias payroll", "link set wg0 up", "link set x0 up")
+	s.settle()
 	before := s.dump()
 	h := s.open(Options{})
 	_, err := h.Link(s.ctx())
@@ -67,6 +68,7 @@ func TestForeignRoutes(t *testing.T) {
 		"route add fd02::/64 dev eth0 metric 50 proto 87",    // another mesh's number
 		"route add blackhole 10.4.0.0/16 metric 50 proto bird",
 		"route add fd03::/64 dev eth0 metric 100")
+	s.settle()
 	before := s.dump()
 	var routes []datapath.Route
 	for _, p := range []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16", "fd01::/64", "fd02::/64", "fd03::/64"} {
@@ -128,7 +130,8 @@ func TestForeignAddress(t *testing.T) {
 func TestForeignTable(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "route add fd01::/64 dev eth0 table 7777 proto bird")
+	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "link set far0 up", "route add fd01::/64 dev eth0 table 7777 proto bird")
+	s.settle()
 	before := s.dump()
 	h := s.open(Options{Table: 7777, Rule: true})
 	_, _, err := h.Adopt(s.ctx(), kind, nil)

@@ -38,7 +38,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	_, _, err = h.Adopt(s.ctx(), kind, func(name string) error {
-		s.ip("link add " + name + " type bridge")
+		s.ip("link add " + name + " type " + kind)
 		return boom
 	})
 	if !errors.Is(err, boom) {
@@ -52,7 +52,7 @@ func TestAdopt(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(s.ctx())
 	_, _, err = h.Adopt(ctx, kind, func(name string) error {
-		s.ip("link add " + name + " type bridge")
+		s.ip("link add " + name + " type " + kind)
 		cancel()
 		return nil
 	})
@@ -80,7 +80,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("got %+v, %t, %v", again, created, err)
 	}
 	// Another one has taken its name.
-	s.ip("link set wg0 down", "link set wg0 name tmp", "link add wg0 type bridge")
+	s.ip("link set wg0 down", "link set wg0 name tmp", "link add wg0 type "+kind)
 	_, _, err = h.Adopt(s.ctx(), kind, nil)
 	foreign(t, err, "wg0", kind)
 	s.ip("link del wg0")

@@ -7,6 +7,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -144,11 +145,13 @@ func (s *space) uplink() {
 	s.settle()
 }
 
-// settle waits until the kernel is done with what it puts off: carriers, and the routes of IPv6 addresses.
+// settle waits until the kernel is done with what it puts off: the carriers of two links that are joined, and
+// the routes of IPv6 addresses.
 func (s *space) settle() {
 	s.t.Helper()
 	last, since := s.raw(), time.Now()
-	for end := since.Add(20 * time.Second); time.Since(since) < 300*time.Millisecond || strings.Count(s.show("link"), "state UP") < 2; {
+	up := fmt.Sprintf(" %d:%02x", unix.IFLA_OPERSTATE, 6) // IF_OPER_UP
+	for end := since.Add(20 * time.Second); time.Since(since) < 300*time.Millisecond || strings.Count(last, up) < 2; {
 		time.Sleep(20 * time.Millisecond)
 		if now := s.raw(); now != last {
 			last, since = now, time.Now()
@@ -291,9 +294,16 @@ func (s *space) read(h *Host) State {
 	return st
 }
 
-// kind is a link that every kernel has, in place of one of WireGuard. Bridges have no carrier without ports,
-// which matters to nothing here.
-const kind = "bridge"
+// kind is a kind of link in place of WireGuard. Every kernel has bridges, but takes twice as long to remove
+// one as another that may be loaded already; to load that would create links outside.
+var kind = func() string {
+	for _, k := range []string{"dummy", "ifb"} {
+		if _, err := net.InterfaceByName(k + "0"); err == nil {
+			return k
+		}
+	}
+	return "bridge"
+}()
 
 func ap(s string) netip.Addr   { return netip.MustParseAddr(s) }
 func pp(s string) netip.Prefix { return netip.MustParsePrefix(s) }
