@@ -115,6 +115,7 @@ const (
 // Host is what the driver observes around the device.
 type Host struct {
 	Connected   prefixes.Set // networks the host is directly connected to; the device's own are left out
+	Addrs       prefixes.Set // addresses the host has elsewhere, as host prefixes; loopback and link-local ones are left out
 	UnderlayMTU int          // bytes; 0: not known
 	IPv4, IPv6  bool         // families in which encrypted packets can be sent
 	Underlay    Underlay

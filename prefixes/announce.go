@@ -17,7 +17,8 @@ type Announcement struct {
 	Prefix netip.Prefix
 	// Source is the address of this node to use for traffic into the mesh; the
 	// zero Addr means none. It is of the family of Prefix, without a zone. It
-	// need not be inside Prefix.
+	// need not be inside Prefix. Where the host does not have it, the mesh
+	// puts it there for as long as it is used.
 	Source netip.Addr
 }
 

@@ -196,6 +196,11 @@ func (s self) want(records map[string]record.Record) datapath.State {
 		Routes: make(map[netip.Prefix]netip.Addr),
 		Peers:  make(map[key.Public]datapath.Peer),
 	}
+	for _, a := range []netip.Addr{s.source4, s.source6} {
+		if a.IsValid() && !s.host.Addrs.Has(prefixes.Host(a)) {
+			w.Addrs = w.Addrs.With(prefixes.Host(a))
+		}
+	}
 	ids := slices.Sorted(maps.Keys(records))
 
 	// A key is that of the lowest ID which claims it, this node included.

@@ -888,7 +888,7 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 
 // around reports what is beside the link.
 func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.Prefix][]route, rpAll uint32, s *State) {
-	var connected []netip.Prefix
+	var connected, elsewhere []netip.Prefix
 	mtu := 0
 	least := func(m int) {
 		if m > 0 && (mtu == 0 || m < mtu) {
@@ -901,6 +901,7 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 		if a.index == f.link.Index || !l.Up || ip.IsLoopback() || ip.IsLinkLocalUnicast() || l.loopback && int(a.proto) == f.proto {
 			continue
 		}
+		elsewhere = append(elsewhere, prefixes.Host(ip))
 		if a.peer.IsValid() {
 			connected = append(connected, prefixes.Host(ip), netip.PrefixFrom(a.peer, a.local.Bits()).Masked())
 		} else {
@@ -910,7 +911,7 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 			s.Host.IPv4, s.Host.IPv6 = s.Host.IPv4 || ip.Is4(), s.Host.IPv6 || ip.Is6()
 		}
 	}
-	s.Host.Connected = prefixes.Set{}.With(connected...)
+	s.Host.Connected, s.Host.Addrs = prefixes.Set{}.With(connected...), prefixes.Set{}.With(elsewhere...)
 
 	// Addresses for documentation (RFC 5737, RFC 3849) go where the rest of the world goes.
 	var under link

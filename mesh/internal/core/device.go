@@ -687,6 +687,9 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 		if m.host.Connected != was.Connected {
 			m.localChanged(now)
 		}
+		if m.host.Addrs != was.Addrs {
+			m.addresses()
+		}
 		if m.host.Underlay != was.Underlay || first {
 			for p := range m.claims.All() {
 				m.stale = append(m.stale, p)

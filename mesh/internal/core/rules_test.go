@@ -1801,10 +1801,10 @@ func TestSources(t *testing.T) {
 	s.start(rec("a", "10.1.0.0/16", "2001:db8::/32"))
 	s.step(say("pods", prefixes.Announcement{Prefix: p, Source: netip.MustParseAddr("10.5.0.1")}))
 	s.run(soon)
-	s.wantOps("add local 10.5.0.0/16", "add routes 10.1.0.0/16 from 10.5.0.1")
+	s.wantOps("add addresses 10.5.0.1/32", "add local 10.5.0.0/16", "add routes 10.1.0.0/16 from 10.5.0.1")
 	s.step(say("pods", prefixes.Announcement{Prefix: p, Source: netip.MustParseAddr("10.6.0.1")}))
 	s.run(soon)
-	s.wantOps("add routes 10.1.0.0/16 from 10.9.0.1")
+	s.wantOps("add routes 10.1.0.0/16 from 10.9.0.1", "remove addresses 10.5.0.1/32")
 	s.wantCondition(view.SourceOutside, "m", "10.6.0.1")
 	s.step(say("pods", prefixes.Announcement{Prefix: p}, prefixes.Announcement{}))
 	s.run(soon)
@@ -1814,6 +1814,52 @@ func TestSources(t *testing.T) {
 	}
 	s.step(say("pods"))
 	s.wantNoCondition(view.AnnouncementRefused, "m", "")
+}
+
+// The address of an announced prefix is put where the host has it nowhere else, and goes when its prefix is
+// not accepted any more.
+func TestSourceThatTheHostHas(t *testing.T) {
+	table := prefixes.NewTable()
+	say := func(as ...prefixes.Announcement) core.Announced {
+		_ = table.Announce("pods", as...)
+		snap, _ := table.Current()
+		return core.Announced{Snapshot: snap}
+	}
+	pods := prefixes.Announcement{Prefix: netip.MustParsePrefix("10.5.0.0/16"), Source: netip.MustParseAddr("10.5.0.1")}
+	has := func(has string) prefixes.Set {
+		if has == "" {
+			return prefixes.Set{}
+		}
+		return set(has)
+	}
+	s := newSim(t, func(c *core.Config) { c.Addresses, c.Linger = set("10.9.0.1/32"), 3*time.Second })
+	host := func(elsewhere string) {
+		s.dev.host.Addrs = has(elsewhere)
+		s.step(core.Touched{})
+		s.run(2 * time.Second)
+	}
+	want := func(what, addrs string) {
+		t.Helper()
+		if got := s.dev.model.State().Addrs; got != prefixes.MustParse(strings.Fields(addrs)...) {
+			t.Errorf("%s: addresses %v, want %v", what, got, addrs)
+		}
+	}
+	s.start(rec("a", "10.1.0.0/16"))
+	host("10.5.0.1/32")
+	s.step(say(pods))
+	s.run(soon)
+	want("a bridge has it", "10.9.0.1")
+	s.wantOps("add local 10.5.0.0/16", "add routes 10.1.0.0/16 from 10.5.0.1")
+	host("")
+	want("the bridge is gone", "10.9.0.1 10.5.0.1")
+	host("10.5.0.1/32")
+	want("the bridge is back", "10.9.0.1")
+	host("")
+	s.step(say())
+	s.run(2 * time.Second)
+	want("withdrawn, and still accepted", "10.9.0.1 10.5.0.1")
+	s.run(3 * time.Second)
+	want("withdrawn", "10.9.0.1")
 }
 
 // A burst is one write.

@@ -162,6 +162,7 @@ func (m *Machine) endLinger(now time.Time) {
 	}
 	if ended {
 		m.localSet()
+		m.addresses()
 	}
 }
 
@@ -192,15 +193,52 @@ func (m *Machine) sources(now time.Time) {
 			source[i] = p.Addr()
 		}
 	}
-	if source == m.source {
+	was := m.source
+	m.source = source
+	m.addresses()
+	if source == was {
 		return
 	}
-	m.source = source
 	for p := range m.assigned.All() {
 		if s := m.sourceFor(p); m.want.Routes[p] != s {
 			m.want.Routes[p] = s
 			m.touchRoute(p)
 		}
+	}
+}
+
+// addresses wants the device to have this node's mesh addresses, and those for traffic into the mesh that
+// the host has nowhere else. One that is given up stays for as long as its prefix is accepted.
+func (m *Machine) addresses() {
+	addrs := m.cfg.Addresses
+	add := func(a netip.Addr) {
+		if p := prefixes.Host(a); !m.host.Addrs.Has(p) {
+			addrs = addrs.With(p)
+		}
+	}
+	for _, a := range m.source {
+		if a.IsValid() {
+			add(a)
+		}
+	}
+	if len(m.lingering) > 0 {
+		for p := range m.want.Addrs.Minus(addrs).All() {
+			for q := range m.lingering {
+				if q.Contains(p.Addr()) {
+					add(p.Addr())
+					break
+				}
+			}
+		}
+	}
+	if m.want.Addrs == addrs {
+		return
+	}
+	added, removed := prefixes.Diff(m.want.Addrs, addrs)
+	m.want.Addrs = addrs
+	m.dirty.Device, m.changed = true, true
+	for p := range added.Union(removed).All() {
+		m.again(resource{kind: anAddress, prefix: p})
 	}
 }
 
