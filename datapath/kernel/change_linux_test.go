@@ -59,6 +59,7 @@ func (n *node) mended(what string) {
 
 // Whatever somebody else does is noticed, and repaired by a plan.
 func TestOutsiders(t *testing.T) {
+	t.Parallel()
 	n, k := one(t)
 	name := DefaultInterface
 	pk := func(k key.Public) wgtypes.Key { return wgtypes.Key(k.Bytes()) }
@@ -433,6 +434,7 @@ var _ io.Writer = (*lockedBuffer)(nil)
 // Thousands of peers: applied, with a failure in the middle that the next try makes up for, and then one
 // change is one message of one peer.
 func TestThousandsOfPeers(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	s.out()
 	n := newNode(t, s, "one", "10.0.0.1", "fd00::1")

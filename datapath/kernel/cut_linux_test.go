@@ -95,16 +95,10 @@ func (k *Kernel) killAt(n int) (asked *int) {
 // Killed before any change of the device or the host, and started again, the driver makes both what they
 // should be; or Cleanup makes the host what it was.
 func TestCut(t *testing.T) {
-	for _, sources := range []Sources{SourceHint, SourceLoopback} {
-		t.Run(map[Sources]string{SourceHint: "Hint", SourceLoopback: "Loopback"}[sources], func(t *testing.T) { testCut(t, sources) })
-	}
-}
-
-func testCut(t *testing.T, sources Sources) {
+	t.Parallel()
 	s := newSpace(t)
 	s.out()
 	before := s.raw()
-	options := func(o *Options) { o.Sources = sources }
 	a, b, c := newKey(t).Public(), newKey(t).Public(), newKey(t).Public()
 	private, psk := newKey(t), newPreshared(t)
 	at := netip.MustParseAddrPort("192.0.2.77:51820")
@@ -139,14 +133,12 @@ func testCut(t *testing.T, sources Sources) {
 	}
 	clean := func(what string) {
 		t.Helper()
-		o := Options{Namespace: s.path}
-		options(&o)
-		if err := Cleanup(t.Context(), o); err != nil {
+		if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
 			t.Fatalf("%s, cleaned up: %v", what, err)
 		}
 		s.becomes(what+", cleaned up", before)
 	}
-	k := s.kernel(t, options)
+	k := s.kernel(t)
 	if err := reach(k, two); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +153,7 @@ func testCut(t *testing.T, sources Sources) {
 
 	cuts := 0
 	for n, again := 0, true; ; again = !again {
-		k := s.kernel(t, options)
+		k := s.kernel(t)
 		asked := k.killAt(n)
 		err := story(k)
 		cut := *asked > n
@@ -171,7 +163,7 @@ func testCut(t *testing.T, sources Sources) {
 		k.Close()
 		what := fmt.Sprintf("cut at change %d", n)
 		if cut && again {
-			k := s.kernel(t, options)
+			k := s.kernel(t)
 			if err := reach(k, two); err != nil {
 				t.Fatalf("%s, started again: %v", what, err)
 			}

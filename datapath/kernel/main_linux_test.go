@@ -304,12 +304,14 @@ func harness(fallback bool) datapathtest.Harness {
 }
 
 func TestSuite(t *testing.T) {
+	t.Parallel()
 	needWireGuard(t)
 	datapathtest.Run(t, harness(false))
 }
 
 // On a kernel that cannot take single prefixes from a peer.
 func TestSuiteFallback(t *testing.T) {
+	t.Parallel()
 	needWireGuard(t)
 	direct, err := newSpace(t).kernel(t).RemovesPrefixes(t.Context())
 	if err != nil {

@@ -118,6 +118,7 @@ func newPreshared(t testing.TB) key.Preshared {
 }
 
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		psk  bool
@@ -141,6 +142,7 @@ func TestTraffic(t *testing.T) {
 
 // The kernel and the in-process datapath as peers of each other.
 func TestTrafficWithNetstack(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		psk  bool
