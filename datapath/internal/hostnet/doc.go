@@ -20,6 +20,13 @@
 // replacement the place of a route of another interface. A deletion names prefix, table, metric, protocol
 // and interface.
 //
+// # What is remembered
+//
+// Routes are listed once, and again only after messages of the kernel that somebody else may have changed
+// ours, or were lost: a change of one route costs the same among ten as among ten thousand. What is remembered
+// is a hint. A route is taken to be there only when the kernel has just created or listed it, and Read lists
+// everything.
+//
 // # What Linux does by itself
 //
 // With an address go the routes from it, and with the last IPv4 address of a link every IPv4 route into it.
