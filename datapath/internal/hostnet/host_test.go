@@ -312,7 +312,7 @@ func TestAround(t *testing.T) {
 	st := s.read(h)
 	want := datapath.Host{UnderlayMTU: 1400, IPv4: true, IPv6: true,
 		Connected: prefixes.MustParse("203.0.113.0/24", "2001:db8:1::/64", "198.51.100.7/32", "172.16.0.1/32", "172.16.0.2/32", "10.55.0.0/24"),
-		Addrs: prefixes.MustParse("203.0.113.2", "2001:db8:1::2", "198.51.100.7", "172.16.0.1", "10.55.0.1")}
+		Addrs:     prefixes.MustParse("203.0.113.2", "2001:db8:1::2", "198.51.100.7", "172.16.0.1", "10.55.0.1")}
 	if st.Host != want {
 		t.Errorf("got %+v", st.Host)
 	}
