@@ -469,6 +469,26 @@ func TestThousandsOfPeers(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || len(half.Peers) == 0 || len(half.Peers) == peers {
 		t.Errorf("%d peers, %d failures", len(half.Peers), failures(err))
 	}
+	// The failure: Linux refuses some peers in the middle of what is left. All others are put.
+	refused := 0
+	n.conn.before = func() error {
+		if n.conn.written > 3 && refused < 30 {
+			refused++
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	n.conn.written = 0
+	begun = time.Now()
+	err = datapath.Sync(t.Context(), n.Kernel, n.want)
+	n.conn.before = nil
+	t.Logf("refused in the middle: %d messages, %d failures, %v", n.conn.written, failures(err), time.Since(begun).Round(time.Millisecond))
+	if !errors.Is(err, unix.ENOMEM) || refused != 30 {
+		t.Errorf("%d refused: %v", refused, failures(err))
+	}
+	if ops := datapath.Plan(n.want, n.read()); len(ops) == 0 || len(ops) > 3*refused {
+		t.Errorf("%d ops are left after %d refusals", len(ops), refused)
+	}
 	n.conn.written = 0
 	begun = time.Now()
 	n.sync()

@@ -21,7 +21,7 @@ import (
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-const transfer = 256 << 10 // bytes
+const transfer = 128 << 10 // bytes
 
 // dialler and listener are what a node's sockets come from.
 type (
