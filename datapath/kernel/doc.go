@@ -9,7 +9,7 @@
 // Messages of its own, not those of wgctrl: a peer is put, never replaced, and so are its prefixes;
 // many peers share a message, and one peer with many prefixes has several. A prefix is taken away
 // without touching the others of its peer: Linux 6.16 can do that; before, the prefix is put on a peer that
-// nobody is, which then ends (see [Kernel.RemovesPrefixes]). Which of the two is found out on a device made
+// nobody is (see [Kernel.RemovesPrefixes]). Which of the two is found out on a device made
 // for that and removed again. What was said is read back, and what the device has otherwise is an error.
 //
 // A list that changed while Linux wrote it is read again: no decision rests on half of one.

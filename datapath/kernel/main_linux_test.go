@@ -269,7 +269,7 @@ func needWireGuard(t testing.TB) {
 	}
 }
 
-func harness(fallback bool) datapathtest.Harness {
+func harness() datapathtest.Harness {
 	spaces := make(map[datapath.Datapath]*space)
 	var last *space
 	return datapathtest.Harness{
@@ -278,7 +278,6 @@ func harness(fallback bool) datapathtest.Harness {
 			s.out()
 			last = s
 			k := s.kernel(t)
-			k.fallback = fallback
 			spaces[k] = s
 			return k
 		},
@@ -306,22 +305,7 @@ func harness(fallback bool) datapathtest.Harness {
 func TestSuite(t *testing.T) {
 	t.Parallel()
 	needWireGuard(t)
-	datapathtest.Run(t, harness(false))
-}
-
-// On a kernel that cannot take single prefixes from a peer.
-func TestSuiteFallback(t *testing.T) {
-	t.Parallel()
-	needWireGuard(t)
-	direct, err := newSpace(t).kernel(t).RemovesPrefixes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("this kernel removes prefixes directly: %t", direct)
-	if !direct {
-		t.Skip("TestSuite did so")
-	}
-	datapathtest.Run(t, harness(true))
+	datapathtest.Run(t, harness())
 }
 
 // node is a Kernel with a State that says what it shall be.

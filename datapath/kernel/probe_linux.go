@@ -26,7 +26,8 @@ var ability struct {
 }
 
 // RemovesPrefixes reports whether this kernel takes single prefixes from a peer (Linux 6.16). Where it does
-// not, a prefix is put on a peer made for that, which then ends. It is found out on a device made for that
+// not, a prefix is put on a peer made for that, which other programs see on the device for a second or two.
+// It is found out on a device made for that
 // once in a process, when first needed.
 func (k *Kernel) RemovesPrefixes(ctx context.Context) (bool, error) {
 	k.op.Lock()

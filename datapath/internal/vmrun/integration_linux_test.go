@@ -90,6 +90,7 @@ func TestGuest(t *testing.T) {
 	// As it is meant to be used.
 	for _, test := range []struct{ kernel, release string }{{"6.1", "6.1."}, {"6.12", "6.12."}, {"newest", ""}} {
 		t.Run("kernel "+test.kernel, func(t *testing.T) {
+			t.Parallel()
 			need(t, vmrun, test.kernel)
 			exe, flags := vmrun+" -kernel "+test.kernel, []string{"test", "-count=1", "-timeout=3m"}
 			env := append(os.Environ(), "CGO_ENABLED=0", "WARREN_TEST_RELEASE="+test.release)
@@ -131,6 +132,7 @@ func TestGuest(t *testing.T) {
 	}
 
 	t.Run("status", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		r := do(t, vmrun, guest, "exit", "-kernel", "6.1")
 		if r.status != 3 || r.out != "to standard output\n" || r.errors != "to standard error\n" {
@@ -139,6 +141,7 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("output", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		cmd := exec.CommandContext(t.Context(), vmrun, "-kernel", "6.1", guest, "-test.run=TestDo")
 		cmd.Dir = "testdata/guest"
@@ -168,6 +171,7 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("panic", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		r := do(t, vmrun, guest, "panic", "-kernel", "6.1")
 		if r.status != statusDied || r.out != "about to panic\n" || !strings.Contains(r.errors, "the guest's kernel panicked: not syncing: sysrq triggered crash") || !strings.Contains(r.errors, "Call Trace") {
@@ -176,6 +180,7 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("reboot", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		r := do(t, vmrun, guest, "reboot", "-kernel", "6.1")
 		if r.status != statusDied || !strings.Contains(r.errors, "before the program did") {
@@ -184,6 +189,7 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("killed in the guest", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		r := do(t, vmrun, guest, "signal", "-kernel", "6.1")
 		if r.status != 128+int(syscall.SIGKILL) || !strings.Contains(r.errors, "ended by a signal: killed") {
@@ -192,9 +198,10 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("timeout", func(t *testing.T) {
+		t.Parallel()
 		need(t, vmrun, "6.1")
 		r := do(t, vmrun, guest, "hang", "-kernel", "6.1", "-timeout", "20s")
-		if r.status != statusTimeout || r.time > 40*time.Second {
+		if r.status != statusTimeout || r.time > time.Minute {
 			t.Errorf("%+v", r)
 		}
 		if r.out != "about to hang\n" && !strings.Contains(r.errors, "did not start the program within") {
@@ -205,6 +212,7 @@ func TestGuest(t *testing.T) {
 	// Whether told to end or killed, it leaves no QEMU.
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
 			need(t, vmrun, "6.1")
 			cmd := exec.CommandContext(t.Context(), vmrun, "-kernel", "6.1", guest, "-test.run=TestDo")
 			cmd.Dir = "testdata/guest"
