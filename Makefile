@@ -62,7 +62,7 @@ quickstart:
 # Whole meshes at full size, and what is measured in time, are nothing for the race detector.
 full:
 	@echo '== full size'
-	@$(GO) test -timeout $(TIMEOUT) -p 1 $(TESTFLAGS) -run 'Thousand|FirstByte|NoLoss' ./mesh ./mesh/meshtest
+	@$(GO) test -timeout $(TIMEOUT) -p 1 $(TESTFLAGS) -run 'Thousand|FirstByte|NoLoss|Interrupted' ./mesh ./mesh/meshtest ./datapath/internal/hostnet
 
 race:
 	@echo '== tests'
