@@ -91,9 +91,10 @@ type proc struct {
 	args    []string
 	state   string
 	control control.Client
-	web     string // host:port of what it exposes on port 80
-	sink    *sink  // behind port 7/udp
-	limit   int    // of descriptors; 0: the system's
+	web     string                // host:port of what it exposes on port 80
+	sink    *sink                 // behind port 7/udp
+	limit   int                   // of descriptors; 0: the system's
+	launch  func(*exec.Cmd) error // starts it; nil: as nobody where the tests run as root
 
 	mu    sync.Mutex
 	log   bytes.Buffer
@@ -151,8 +152,11 @@ func (p *proc) start() *proc {
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "WARREN_") })
-	unprivileged(p.cmd)
-	if err := p.cmd.Start(); err != nil {
+	launch := p.launch
+	if launch == nil {
+		launch = func(cmd *exec.Cmd) error { unprivileged(cmd); return cmd.Start() }
+	}
+	if err := launch(p.cmd); err != nil {
 		p.t.Fatal(err)
 	}
 	p.ended = make(chan struct{})
