@@ -20,9 +20,8 @@ import (
 const (
 	// fresh is for how long what was read of the device is relied on, to tell a new peer from one that is there.
 	fresh = 2 * time.Second
-	// together is how many peers are put before the routes of the first of them, or an eighth of all if that is
-	// more: peers share a message, and routes a look at those there are; but a packet that arrives
-	// before there is a route back is not answered.
+	// together is how many peers are put before the routes of the first of them: peers share a message, but a
+	// packet that arrives before there is a route back is not answered.
 	together = 64
 )
 
@@ -268,7 +267,7 @@ func (a *apply) putPeer(ctx context.Context, i int) error {
 	if i < len(a.put) {
 		return a.put[i]
 	}
-	group := a.puts[i:min(a.before[i], i+max(together, len(a.puts)/8))]
+	group := a.puts[i:min(a.before[i], i+together)]
 	errs := make([]error, len(group))
 	a.put = append(a.put, errs...)
 	errs = a.put[i:]
