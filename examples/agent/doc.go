@@ -1,5 +1,6 @@
-// Agent is a program that makes a host a node of a Warren mesh, without privilege. It is what a node agent
-// looks like that imports Warren, and of use as it is.
+// Agent is a program that makes a host a node of a Warren mesh, without privilege or, where the kernel is to
+// carry the packets, with CAP_NET_ADMIN. It is what a node agent looks like that imports Warren, and of use as
+// it is.
 //
 //	agent run --registry etcd://192.0.2.1:2379 --expose 80=127.0.0.1:8080 --socks5 127.0.0.1:1080
 //
@@ -13,6 +14,14 @@
 // Other programs use the mesh through the agent. --socks5 lets those of this host connect to nodes by name
 // or address, by TCP and UDP. --expose lets the mesh reach a service of this host. "agent fetch" and "agent
 // ping" try it.
+//
+// # The kernel datapath
+//
+// With --datapath kernel, Linux's own WireGuard carries the packets of the whole host, through the interface
+// that --interface names. It goes on when the agent stops or dies, and the next agent adopts it as it is. What
+// reaches the mesh is then the host's network stack: --socks5, --expose, "agent fetch" and "agent ping" use it,
+// and are kept to the mesh. "agent leave" removes the interface, and "agent cleanup" what an agent left that is
+// gone. agent.service is a unit for systemd.
 //
 // # State
 //
@@ -48,6 +57,6 @@
 //
 // # Reading it
 //
-// agent.go puts the parts together, and is the place to begin. store.go keeps two meshes apart,
-// internal/config has the table of settings, internal/control the socket's protocol.
+// agent.go puts the parts together, and is the place to begin. carrier.go has the datapaths, store.go keeps
+// two meshes apart, internal/config has the table of settings, internal/control the socket's protocol.
 package main

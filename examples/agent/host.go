@@ -17,13 +17,14 @@ import (
 // lookAgain is how often the host's addresses are looked at. Not every system tells of their changes.
 const lookAgain = 10 * time.Second
 
-// hostEndpoints are the host's addresses, without those that the mesh gave it.
+// hostEndpoints are the host's addresses, without those that this mesh or another gave it.
 func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
 	ls, err := underlay.Links()
 	if err != nil {
 		return nil, err
 	}
-	ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return l.Name == a.cfg.Interface }) // is not under the mesh
+	meshes := meshInterfaces()
+	ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return slices.Contains(meshes, l.Name) })
 	sources, err := underlay.Sources()
 	if err != nil {
 		return nil, err

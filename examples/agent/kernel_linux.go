@@ -10,13 +10,26 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 )
+
+// meshInterfaces names the interfaces that kernel datapaths made, by the alias that those have.
+func meshInterfaces() (names []string) {
+	links, _ := netlink.LinkList() // what it tells though it failed is better than nothing
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Alias, "warren:") {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
 
 // bindTo has a socket send through one interface only. From Linux 5.7 on it needs no privilege.
 func bindTo(device string) func(network, address string, c syscall.RawConn) error {

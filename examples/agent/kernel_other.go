@@ -10,6 +10,8 @@ import (
 	"time"
 )
 
+func meshInterfaces() []string { return nil }
+
 func bindTo(string) func(network, address string, c syscall.RawConn) error {
 	return func(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
 }
