@@ -104,6 +104,19 @@ func TestStateInUse(t *testing.T) {
 	}
 }
 
+// Without the privilege, or the kernel, that the kernel datapath needs, it is said what is missing and what
+// else can be done, and nothing is made.
+func TestKernelRefused(t *testing.T) {
+	anna := newProc(t, "anna", "memory")
+	refused(t, anna, exitFailed, "have --datapath netstack", append(slices.Clone(anna.args), "--datapath", "kernel", "--interface", "wrn-refused")...)
+	if _, err := os.Stat(anna.state); err == nil {
+		t.Error("there is a state folder")
+	}
+	if _, err := net.InterfaceByName("wrn-refused"); err == nil {
+		t.Error("there is an interface")
+	}
+}
+
 // A second signal does not wait for anything.
 func TestSecondSignal(t *testing.T) {
 	anna := newProc(t, "anna", "memory").start()

@@ -60,6 +60,7 @@ func TestVM(t *testing.T) {
 	etcd := etcdtest.Start(t, etcdtest.Options{})
 	v.a.forward(etcd.Endpoint(0))
 	v.b.forward(etcd.Endpoint(0))
+	v.settle()
 	v.bare = v.a.dump() // before any agent
 	v.anna = v.a.agent("anna", "10.80.0.1", "--datapath", "kernel", "--listen", "51820")
 	v.bert = v.b.agent("bert", "10.80.0.2", "--datapath", "kernel", "--expose", "8080="+v.b.web("bert"), "--expose", "7007/udp="+v.b.echo())
@@ -270,6 +271,7 @@ func (v *machine) socks(request []byte, more string) (string, error) {
 
 // restarts: the device outlives the agent, which adopts it and writes nothing where nothing differs.
 func (v *machine) restarts(t *testing.T) {
+	probe(t)
 	before, device := v.a.dump(), v.a.index("warren0")
 	// restart restarts anna under traffic in both directions, and returns what was written meanwhile.
 	restart := func(how syscall.Signal, away func(), what func(control.Status) bool) map[string]int {
@@ -280,11 +282,11 @@ func (v *machine) restarts(t *testing.T) {
 		v.anna.wait()
 		v.a.same(before)
 		away()
-		writes := watchWrites(t, map[string]*proc{"anna": v.anna, "bert": v.bert})
+		trace(t, "trace", "")
 		v.anna.start()
 		v.anna.until("back", func(s control.Status) bool { return published(s) && what(s) })
 		time.Sleep(time.Second) // it would have written something by now
-		w := writes()
+		w := writes(t, v.anna, v.bert)
 		sent, lost := there()
 		sentBack, lostBack := back()
 		t.Logf("%v and restart: %d datagrams there, %d lost; %d back, %d lost; written: %v", how, sent, lost, sentBack, lostBack, w)
@@ -630,69 +632,64 @@ func credentials(t *testing.T, pid int) (uid, caps string) {
 	return uid, caps
 }
 
-// watchWrites counts what programs tell the kernel to change of networks, by agent and the kernel's function
-// for it, until it is called.
-func watchWrites(t *testing.T, by map[string]*proc) (writes func() map[string]int) {
+const tracing = "/sys/kernel/tracing"
+
+// probe has the kernel note what programs tell it to change of networks, until the end of the test.
+func probe(t *testing.T) {
 	t.Helper()
-	const dir = "/sys/kernel/tracing"
-	if _, err := os.Stat(dir + "/kprobe_events"); err != nil {
-		if err := unix.Mount("tracefs", dir, "tracefs", 0, ""); err != nil {
-			t.Fatalf("tracing: %v", err)
-		}
-	}
-	write := func(file, text string) {
-		t.Helper()
-		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0)
-		if err == nil {
-			_, err = io.WriteString(f, text)
-			err = errors.Join(err, f.Close())
-		}
-		if err != nil {
-			t.Fatalf("tracing: %s: %v", text, err)
-		}
+	if err := unix.Mount("tracefs", tracing, "tracefs", 0, ""); err != nil {
+		t.Fatalf("tracing: %v", err)
 	}
 	known, err := os.ReadFile("/proc/kallsyms")
 	if err != nil {
 		t.Fatal(err)
 	}
-	functions := []string{
+	var functions []string
+	for _, f := range []string{
 		"wg_set_device", "rtnl_newlink", "rtnl_setlink", "rtnl_dellink", "inet_rtm_newaddr", "inet_rtm_deladdr", "inet6_rtm_newaddr", "inet6_rtm_deladdr",
 		"inet_rtm_newroute", "inet_rtm_delroute", "inet6_rtm_newroute", "inet6_rtm_delroute",
-	}
-	if _, err := os.Stat(dir + "/events/warren"); err == nil {
-		write("events/warren/enable", "0")
-		write("kprobe_events", "")
-	}
-	var events strings.Builder
-	for _, f := range functions {
-		name := f
+	} {
 		if !bytes.Contains(known, []byte(" "+f+"\n")) && !bytes.Contains(known, []byte(" "+f+"\t")) {
 			f += "_doit" // as Linux calls it where the code around it is generated
 		}
-		fmt.Fprintf(&events, "p:warren/%s %s\n", name, f)
+		functions = append(functions, f)
 	}
-	write("kprobe_events", events.String())
-	write("trace", "")
-	write("events/warren/enable", "1")
-	return func() map[string]int {
-		t.Helper()
-		write("events/warren/enable", "0")
-		b, err := os.ReadFile(dir + "/trace")
-		if err != nil {
-			t.Fatal(err)
-		}
-		counts := make(map[string]int)
-		for _, m := range regexp.MustCompile(`-(\d+) .*: (\w+): \(`).FindAllStringSubmatch(string(b), -1) {
-			who := "somebody"
-			for name, p := range by {
-				if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%s", p.cmd.Process.Pid, m[1])); err == nil {
-					who = name
-				}
+	trace(t, "set_ftrace_filter", strings.Join(functions, " ")+"\n")
+	trace(t, "current_tracer", "function")
+	t.Cleanup(func() { trace(t, "current_tracer", "nop") })
+}
+
+func trace(t *testing.T, file, text string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(tracing, file), os.O_WRONLY|os.O_TRUNC, 0)
+	if err == nil {
+		_, err = io.WriteString(f, text)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatalf("tracing: %s: %v", text, err)
+	}
+}
+
+// writes counts what agents told the kernel to change since the trace was emptied, by agent and the kernel's
+// function for it.
+func writes(t *testing.T, by ...*proc) map[string]int {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(tracing, "trace"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := make(map[string]int)
+	for _, m := range regexp.MustCompile(`-(\d+) .*: (\w+) <-`).FindAllStringSubmatch(string(b), -1) {
+		who := "somebody"
+		for _, p := range by {
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d/task/%s", p.cmd.Process.Pid, m[1])); err == nil {
+				who = p.name
 			}
-			counts[who+": "+m[2]]++
 		}
-		return counts
+		counts[who+": "+strings.TrimSuffix(m[2], "_doit")]++
 	}
+	return counts
 }
 
 // configure changes warren0 as wg(8) would, in the namespace of this thread.
@@ -818,9 +815,12 @@ func (v *machine) join() {
 			return errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
 		})
 	}
-	// Wait until the kernel is done with what comes of links that go up.
+}
+
+// settle waits until the kernel is done with what comes of links that go up.
+func (v *machine) settle() {
 	last, since := "", time.Now()
-	for end := time.Now().Add(soon); time.Now().Before(end) && (last == "" || time.Since(since) < 1500*time.Millisecond); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(soon); time.Now().Before(end) && (last == "" || time.Since(since) < 500*time.Millisecond); time.Sleep(50 * time.Millisecond) {
 		if now := strings.Join(slices.Concat(v.a.dump(), v.b.dump()), "\n"); now != last {
 			last, since = now, time.Now()
 		}
