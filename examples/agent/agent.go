@@ -473,7 +473,7 @@ func writeState(dir string, s stateFile) error {
 		return err
 	}
 	_, err = f.Write(append(data, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+	if err = errors.Join(err, inherit(f, dir), f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), filepath.Join(dir, stateName))
 	}
 	if err != nil {
