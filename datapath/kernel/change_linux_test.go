@@ -356,6 +356,20 @@ func TestNoBufferSpace(t *testing.T) {
 func TestCleanup(t *testing.T) {
 	n, _ := one(t)
 	_, _ = n.RemovesPrefixes(t.Context())
+	// Not while it is in use; nor does another one get it.
+	before := n.space.raw()
+	err := Cleanup(t.Context(), Options{Namespace: n.space.path})
+	k, err2 := New(Options{Namespace: n.space.path})
+	if err2 == nil {
+		k.Close()
+	}
+	for _, err := range []error{err, err2} {
+		if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "this process") || !strings.Contains(err.Error(), DefaultInterface) {
+			t.Errorf("while it is in use: %v", err)
+		}
+	}
+	n.space.becomes("after it was refused", before)
+	n.space.kernel(t, func(o *Options) { o.Interface = "another" }).Close()
 	n.Close()
 	for range 2 {
 		if err := Cleanup(t.Context(), Options{Namespace: n.space.path}); err != nil {

@@ -225,7 +225,7 @@ func TestCapabilities(t *testing.T) {
 			return err
 		}
 		t.Logf("with CAP_NET_ADMIN alone: device, route and probe (prefixes are removed directly: %t)", direct)
-		return Cleanup(t.Context(), Options{})
+		return errors.Join(k.Close(), Cleanup(t.Context(), Options{}))
 	})
 	if err != nil {
 		t.Errorf("with CAP_NET_ADMIN alone: %v", err)
@@ -275,7 +275,7 @@ func TestNoIPv6AtBoot(t *testing.T) {
 	if h := p.a.read().Host; h.IPv6 || !h.IPv4 {
 		t.Errorf("host is %+v", h)
 	}
-	if err := Cleanup(t.Context(), Options{Namespace: sa.path}); err != nil {
+	if err := errors.Join(p.a.Close(), Cleanup(t.Context(), Options{Namespace: sa.path})); err != nil {
 		t.Error(err)
 	}
 }

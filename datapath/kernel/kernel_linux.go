@@ -23,6 +23,7 @@ type Kernel struct {
 	opts Options
 	log  *slog.Logger
 	host *hostnet.Host
+	held *net.UnixListener // see hold
 
 	changed chan struct{} // of Notifier; capacity 1
 	done    chan struct{} // closed by Close
@@ -59,7 +60,8 @@ var (
 var errClosed = fmt.Errorf("kernel: %w", net.ErrClosed)
 
 // New returns a Kernel, whose device may exist: one that an earlier process left is adopted as it is. It
-// changes nothing on the host, but opens sockets and starts goroutines, which Close ends.
+// changes nothing on the host, but opens sockets and starts goroutines, which Close ends. Until then
+// another New for the same device in the same namespace, by whichever process, fails with ErrInUse.
 //
 // Without WireGuard in the kernel it fails with errors.ErrUnsupported.
 func New(o Options) (*Kernel, error) {
@@ -72,12 +74,16 @@ func New(o Options) (*Kernel, error) {
 	if err == nil {
 		err = c.admitted()
 	}
+	var held *net.UnixListener
+	if err == nil {
+		held, err = hold(h.Do, o.Interface)
+	}
 	if err != nil {
 		c.close()
 		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
 	}
 	k := &Kernel{
-		opts: o, log: o.Logger, host: h, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting),
+		opts: o, log: o.Logger, host: h, held: held, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	k.tasks.Go(k.watch)
@@ -94,14 +100,14 @@ func (k *Kernel) Close() error {
 		k.dismiss()
 		k.conn.close()
 		k.op.Unlock()
-		err = k.host.Close()
+		err = errors.Join(k.host.Close(), k.held.Close())
 	})
 	k.tasks.Wait()
 	return err
 }
 
 // Cleanup removes what a mesh with these Options left on the host: its device, with its addresses, routes
-// and rules, and nothing else. The mesh must not run.
+// and rules, and nothing else. While a Kernel has the device it fails with ErrInUse.
 func Cleanup(ctx context.Context, o Options) error {
 	if err := cleanup(ctx, o.defaulted()); err != nil {
 		return fmt.Errorf("kernel: %w", err)

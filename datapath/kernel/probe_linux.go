@@ -156,6 +156,11 @@ func cleanup(ctx context.Context, o Options) error {
 		return err
 	}
 	defer h.Close()
+	held, err := hold(h.Do, o.Interface)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
 	err = h.Do(func() error {
 		nh, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {

@@ -29,7 +29,7 @@ do it again is no error, and where a state folder never was there is none now.
 The interfaces are the one that --interface, the environment or the file names, and those that the state
 folder has a note of; without either, it is warren0. One of that name that no agent made is left alone, and so
 is everything else on the host. It needs CAP_NET_ADMIN if there is one, and is refused while an agent has
-the state folder.
+the state folder or the interface.
 
 The key and what else is in the state folder stay, and the node keeps its place in the mesh: "agent leave"
 gives that up.`,
