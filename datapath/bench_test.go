@@ -1,6 +1,7 @@
 package datapath_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -55,6 +56,24 @@ func BenchmarkPlan(b *testing.B) {
 					b.Fatal("not two ops")
 				}
 			}
+		})
+	}
+}
+
+// BenchmarkEachCancelled is an Apply of n peers whose context ends at once.
+func BenchmarkEachCancelled(b *testing.B) {
+	for _, n := range []int{100, 1_000, 10_000} {
+		want, _ := large(n)
+		ops := datapath.Plan(want, datapath.State{Device: want.Device})
+		ctx, cancel := context.WithCancel(b.Context())
+		cancel()
+		b.Run(fmt.Sprintf("peers=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				if datapath.Each(ctx, ops, func(context.Context, datapath.Op) error { return nil }) == nil {
+					b.Fatal("no error")
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/peer")
 		})
 	}
 }

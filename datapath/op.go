@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/gaissmai/bart"
+
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -216,8 +218,8 @@ func Each(ctx context.Context, ops []Op, do func(context.Context, Op) error) err
 // failed is what earlier ops of one Apply did not achieve.
 type failed struct {
 	device bool
-	put    prefixes.Set // was to be with a peer, and may not be
-	routed prefixes.Set // may still be routed, or from another address
+	put    bart.Lite // was to be with a peer, and may not be
+	routed bart.Lite // may still be routed, or from another address
 	why    error
 }
 
@@ -228,12 +230,16 @@ func (f *failed) note(op Op, err error) {
 	f.device = f.device || errors.Is(err, ErrNoDevice)
 	switch o := op.(type) {
 	case PutPeer:
-		f.put = f.put.Union(o.Peer.Prefixes)
+		for p := range o.Peer.Prefixes.All() {
+			f.put.Insert(p)
+		}
 	case RemoveRoutes:
-		f.routed = f.routed.Union(o.Prefixes)
+		for p := range o.Prefixes.All() {
+			f.routed.Insert(p)
+		}
 	case AddRoutes:
 		for _, r := range o.Routes {
-			f.routed = f.routed.With(r.Prefix)
+			f.routed.Insert(canonical(r.Prefix))
 		}
 	}
 }
@@ -248,13 +254,13 @@ func (f *failed) split(op Op) (run, skip Op) {
 	}
 	switch o := op.(type) {
 	case SetDevice:
-		if !o.Device.Key.IsZero() && !f.routed.IsEmpty() {
+		if !o.Device.Key.IsZero() && f.routed.Size() > 0 {
 			return nil, op
 		}
 	case AddRoutes:
 		var ok, not []Route
 		for _, r := range o.Routes {
-			if f.put.Has(r.Prefix) {
+			if f.put.Get(canonical(r.Prefix)) {
 				not = append(not, r)
 			} else {
 				ok = append(ok, r)
@@ -274,14 +280,16 @@ func (f *failed) split(op Op) (run, skip Op) {
 		ok, not := f.divide(o.Prefixes)
 		return some(ok, DropPrefixes{o.Key, ok}), some(not, DropPrefixes{o.Key, not})
 	case RemovePeer:
-		if f.put.Overlaps(o.Prefixes) || f.routed.Overlaps(o.Prefixes) {
-			return nil, op
+		for p := range o.Prefixes.All() {
+			if f.overlaps(p) {
+				return nil, op
+			}
 		}
 	case RemoveLocal:
 		ok, not := f.divide(o.Prefixes)
 		return some(ok, RemoveLocal{ok}), some(not, RemoveLocal{not})
 	case RemoveAddrs:
-		if !f.routed.IsEmpty() {
+		if f.routed.Size() > 0 {
 			return nil, op
 		}
 	}
@@ -293,12 +301,24 @@ func (f *failed) split(op Op) (run, skip Op) {
 func (f *failed) divide(set prefixes.Set) (ok, not prefixes.Set) {
 	var stay []netip.Prefix
 	for p := range set.All() {
-		if f.put.OverlapsPrefix(p) || f.routed.OverlapsPrefix(p) {
+		if f.overlaps(p) {
 			stay = append(stay, p)
 		}
 	}
 	not = prefixes.Set{}.With(stay...)
 	return set.Minus(not), not
+}
+
+func (f *failed) overlaps(p netip.Prefix) bool {
+	return f.put.OverlapsPrefix(p) || f.routed.OverlapsPrefix(p)
+}
+
+// canonical returns p as a Set has it; what is no prefix as it is.
+func canonical(p netip.Prefix) netip.Prefix {
+	if c, _, err := prefixes.Canonical(p); err == nil {
+		return c
+	}
+	return p
 }
 
 func some(s prefixes.Set, op Op) Op {
