@@ -19,22 +19,24 @@ type device struct {
 	have *datapath.Model // nil: to be read first
 	// doubt: have is not what the device is. An op failed, and what it left behind is not known, or a
 	// device was set, and what the driver chose for it is not.
-	doubt    bool
-	set      bool // the device was set without an error, which the reading is to confirm
-	stats    map[key.Public]datapath.Stats
-	host     datapath.Host
-	adopted  bool                    // it was there at the start, with this node's key
-	found    map[key.Public]struct{} // peers it then had that are nobody's yet
-	reading  bool                    // asked for
-	applying bool
-	readAt   time.Time // read the device then
-	lastRead time.Time
-	readFail int       // in a row
-	pollTill time.Time // while an endpoint is on trial
-	settled  bool
-	repairAt time.Time // when what another program last changed of the device is put right; zero: none did lately
-	undone   int       // how often one did so in a row
-	took     bool      // one gave it another key
+	doubt     bool
+	set       bool // the device was set without an error, which the reading is to confirm
+	stats     map[key.Public]datapath.Stats
+	host      datapath.Host
+	adopted   bool                    // it was there at the start, with this node's key
+	found     map[key.Public]struct{} // peers it then had that are nobody's yet
+	reading   bool                    // asked for
+	applying  bool
+	readAt    time.Time // read the device then
+	lastRead  time.Time
+	readFail  int       // in a row
+	pollTill  time.Time // while an endpoint is on trial
+	settled   bool
+	repairAt  time.Time // when what another program last changed of the device is put right; zero: none did lately
+	undone    int       // how often one did so in a row
+	took      bool      // one gave it another key
+	disturbed bool      // something changed outside since the last reading
+	hastened  time.Time // when what fails was last tried again because of that
 
 	full    bool           // want and have may differ in anything
 	dirty   datapath.Delta // else in this
@@ -49,6 +51,8 @@ const (
 	minRepair = time.Second
 	// mostUndone is how many such changes in a row are no contest yet.
 	mostUndone = 3
+	// minHasten is the time between two changes from outside that have what fails tried again at once.
+	minHasten = 5 * time.Second
 )
 
 func newDelta() datapath.Delta {
@@ -550,6 +554,16 @@ func (m *Machine) again(r resource) {
 	}
 }
 
+// hasten has what fails tried at once: something around it changed, which may have been what it needs.
+func (m *Machine) hasten(now time.Time, which func(resource) bool) {
+	for r, a := range m.retry {
+		if !a.permanent && a.next.After(now) && which(r) {
+			a.next = now
+			m.retry[r] = a
+		}
+	}
+}
+
 // failed notes that r failed: it is retried alone, unless it only relied on something that is.
 func (m *Machine) failed(now time.Time, r resource, err error) {
 	if errors.Is(err, datapath.ErrSkipped) {
@@ -630,8 +644,11 @@ func (m *Machine) worked(r resource) {
 		m.retry = make(map[resource]attempt) // a map that was large once is slow to walk ever after
 	}
 	m.clear(view.OpFailed, a.about, r.String())
-	if r.kind == theDevice {
+	switch r.kind {
+	case theDevice:
 		m.clear(view.PortInUse, m.cfg.Node, "")
+	case anAddress: // routes may have waited for it
+		m.hasten(m.lastRead, func(r resource) bool { return r.kind == aRoute })
 	}
 }
 
@@ -662,7 +679,7 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.host = in.State.Host
 	var outside drift
 	if m.trusted() {
-		outside = driftOf(m.have.State(), in.State)
+		outside = m.driftOf(m.have.State(), in.State)
 	}
 	m.have = datapath.NewModel(in.State)
 	if first {
@@ -683,12 +700,15 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	}
 	m.contest(now, wasOurs, outside)
 	m.judgeDevice(now)
+	if m.disturbed && now.Sub(m.hastened) >= minHasten {
+		m.hastened = now
+		m.hasten(now, func(r resource) bool { return r.kind != theDevice })
+	}
+	m.disturbed = false
+	m.addresses()
 	if m.host != was || first {
 		if m.host.Connected != was.Connected {
 			m.localChanged(now)
-		}
-		if m.host.Addrs != was.Addrs {
-			m.addresses()
 		}
 		if m.host.Underlay != was.Underlay || first {
 			for p := range m.claims.All() {
@@ -708,8 +728,12 @@ type drift struct {
 	n     int
 }
 
-// driftOf compares two readings. Where peers are is no drift: they roam.
-func driftOf(was, is datapath.State) (d drift) {
+// driftOf compares two readings. Where peers are is no drift: they roam. Nor is the MTU where it is the driver's
+// to choose.
+func (m *Machine) driftOf(was, is datapath.State) (d drift) {
+	if m.cfg.MTU == 0 {
+		was.Device.MTU = is.Device.MTU
+	}
 	note := func(r resource, same bool) {
 		if !same {
 			if d.n == 0 {
@@ -795,6 +819,9 @@ func (m *Machine) judgeDevice(now time.Time) {
 	is := m.have.State().Device
 	if p := is.ListenPort; m.cfg.PortLast > m.cfg.PortFirst && p >= m.cfg.PortFirst && p <= m.cfg.PortLast && m.cfg.PortFirst != 0 {
 		m.want.Device.ListenPort = p
+	}
+	if m.cfg.PortFirst == 0 && m.want.Device.ListenPort == 0 && m.ours() {
+		m.want.Device.ListenPort = is.ListenPort // peers know it by now
 	}
 	if the := (resource{kind: theDevice}); !m.differs(the, m.have.State()) {
 		m.worked(the)

@@ -258,6 +258,7 @@ func (m *Machine) Step(now time.Time, in Input) Output {
 		m.publishDone(now, in)
 	case Touched:
 		// Another program that keeps undoing what is done here is not to be raced.
+		m.disturbed = true
 		m.readSoon(maxTime(now, m.lastRead.Add(minRepair)))
 	}
 	m.crossBounds(now)

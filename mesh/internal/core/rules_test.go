@@ -1226,6 +1226,57 @@ func TestADeviceThatIsUndone(t *testing.T) {
 	}
 }
 
+// The port that peers know is put back, where another program changed it and any port would have done.
+func TestAPortThatIsChanged(t *testing.T) {
+	s := up(t, rec("a", "10.1.0.0/16"))
+	port := s.dev.model.State().Device.ListenPort
+	for range 2 {
+		s.dev.edit(func(st *datapath.State) { st.Device.ListenPort = port + 1 })
+		s.step(core.Touched{})
+		s.run(2 * time.Second)
+		if got := s.dev.model.State().Device.ListenPort; got != port {
+			t.Errorf("the port is %d, want %d", got, port)
+		}
+	}
+}
+
+// What fails is tried again soon once something around it changed, and a route once there is its address.
+func TestWhatFailsIsHastened(t *testing.T) {
+	s := newSim(t, func(c *core.Config) { c.Addresses = set("10.9.0.1/32") })
+	broken, tries := true, 0
+	s.dev.fail = func(op datapath.Op) error {
+		switch op.(type) {
+		case datapath.AddAddrs, datapath.AddRoutes:
+			if tries++; broken {
+				return errTest
+			}
+		}
+		return nil
+	}
+	s.start(rec("a", "10.1.0.0/16"))
+	s.run(10 * time.Minute) // as rarely as it gets
+	broken = false
+	s.step(core.Touched{})
+	s.run(3 * time.Second)
+	if st := s.dev.model.State(); st.Addrs.Len() != 1 || len(st.Routes) != 1 {
+		t.Errorf("3 s after something changed: addresses %v, routes %v", st.Addrs, st.Routes)
+	}
+	s.wantNoCondition(view.OpFailed, "a", "route 10.1.0.0/16")
+
+	// A host on which something changes all the time is no reason to try all the time.
+	broken, tries = true, 0
+	s.step(put(good(rec("a", "10.1.0.0/16", "10.2.0.0/16"))))
+	s.run(10 * time.Minute)
+	tries = 0
+	for range 600 {
+		s.step(core.Touched{})
+		s.run(100 * time.Millisecond)
+	}
+	if tries > 14 {
+		t.Errorf("%d tries in a minute", tries)
+	}
+}
+
 // Nobody is given ::1 as a part of something wider. 127.0.0.0/8 has no wider prefix that is narrow enough.
 func TestRule23_LoopbackInsideIsRefused(t *testing.T) {
 	all := rec("a", "::/0", "::/8", "::/16", "::/96", "::/127", "1::/16", "0.0.0.0/0")
@@ -1853,7 +1904,10 @@ func TestSourceThatTheHostHas(t *testing.T) {
 	host("")
 	want("the bridge is gone", "10.9.0.1 10.5.0.1")
 	host("10.5.0.1/32")
-	want("the bridge is back", "10.9.0.1")
+	want("the bridge is back", "10.9.0.1 10.5.0.1")
+	s.dev.edit(func(st *datapath.State) { st.Addrs = set("10.9.0.1/32") })
+	host("10.5.0.1/32")
+	want("the bridge is back, and somebody took ours away", "10.9.0.1")
 	host("")
 	s.step(say())
 	s.run(2 * time.Second)

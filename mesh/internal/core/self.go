@@ -208,11 +208,12 @@ func (m *Machine) sources(now time.Time) {
 }
 
 // addresses wants the device to have this node's mesh addresses, and those for traffic into the mesh that
-// the host has nowhere else. One that is given up stays for as long as its prefix is accepted.
+// the host has nowhere else; one that the device has stays, since routes may go with it. One that is given
+// up stays for as long as its prefix is accepted.
 func (m *Machine) addresses() {
 	addrs := m.cfg.Addresses
 	add := func(a netip.Addr) {
-		if p := prefixes.Host(a); !m.host.Addrs.Has(p) {
+		if p := prefixes.Host(a); !m.host.Addrs.Has(p) || m.have != nil && m.have.State().Addrs.Has(p) {
 			addrs = addrs.With(p)
 		}
 	}
