@@ -25,7 +25,7 @@ const (
 	interrupted = 1000
 )
 
-// conn is a netlink socket. The package netlink opens it in its namespace; datagrams are read here, since
+// conn is a netlink socket. The package netlink opens it; datagrams are read here, since
 // the flag that says that a list was disturbed may be on its last message only, which that package swallows.
 type conn struct {
 	nl     *netlink.Conn
@@ -39,10 +39,16 @@ type conn struct {
 	lists  int   // read, for tests
 }
 
-func dial(ns int, closed *atomic.Bool) (*conn, error) {
-	nl, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{NetNS: ns, Strict: true})
+func dial(ns *namespace, closed *atomic.Bool) (*conn, error) {
+	var nl *netlink.Conn
+	err := ns.do(func() (err error) {
+		if nl, err = netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Strict: true}); err != nil {
+			return fmt.Errorf("open netlink socket: %w", errors.Unwrap(err))
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", errors.Unwrap(err))
+		return nil, err
 	}
 	raw, err := nl.SyscallConn()
 	if err == nil {

@@ -3,7 +3,7 @@
 //
 // It speaks rtnetlink (rtnetlink(7)) on sockets opened once, in one network namespace, with strict
 // checking. Reading changes nothing; what changes something states what shall be true afterwards, and may be
-// repeated. It needs CAP_NET_ADMIN and, where Options.Namespace is set, CAP_SYS_ADMIN.
+// repeated. It needs CAP_NET_ADMIN and, where a thread that calls is in another namespace, CAP_SYS_ADMIN.
 //
 // # Whose it is
 //

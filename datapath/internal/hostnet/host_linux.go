@@ -8,8 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,7 +24,7 @@ type Host struct {
 	o       Options
 	alias   string // marks our link
 	temp    string // the name of our link until it is marked
-	ns      *os.File
+	ns      *namespace
 	closed  atomic.Bool
 	watch   *watcher
 	changed chan struct{}
@@ -52,22 +50,16 @@ func Open(o Options) (*Host, error) {
 		changed: make(chan struct{}, 1),
 	}
 	h.forget()
-	var fd int
-	if o.Namespace != "" {
-		if h.ns, err = os.Open(o.Namespace); err != nil {
-			return nil, fmt.Errorf("host network: namespace: %w", err)
-		}
-		fd = int(h.ns.Fd())
+	if h.ns, err = openNamespace(o.Namespace); err != nil {
+		return nil, fmt.Errorf("host network: %w", err)
 	}
-	if h.c, err = dial(fd, &h.closed); err == nil {
-		if h.watch, err = watch(fd, h); err != nil {
+	if h.c, err = dial(h.ns, &h.closed); err == nil {
+		if h.watch, err = watch(h); err != nil {
 			h.c.nl.Close()
 		}
 	}
 	if err != nil {
-		if h.ns != nil {
-			h.ns.Close()
-		}
+		h.ns.close()
 		return nil, fmt.Errorf("host network: %w", err)
 	}
 	return h, nil
@@ -88,11 +80,7 @@ func (h *Host) Close() error {
 	if h.closed.Swap(true) {
 		return nil
 	}
-	err := errors.Join(h.c.nl.Close(), h.watch.close())
-	if h.ns != nil {
-		err = errors.Join(err, h.ns.Close())
-	}
-	return err
+	return errors.Join(h.c.nl.Close(), h.watch.close(), h.ns.close())
 }
 
 // Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a
@@ -100,53 +88,15 @@ func (h *Host) Close() error {
 // overrun as a change: the answer to all is to Read. The channel is the same at every call; Close closes it.
 func (h *Host) Changed() <-chan struct{} { return h.changed }
 
-// Do runs f on a thread in the namespace of h, to open a socket or to create a link there. A thread that
-// cannot be brought back ends with f. f must not start goroutines that count on the namespace. Without
-// Options.Namespace f is simply called.
+// Do runs f on a thread in the namespace of h, to open a socket or to create a link there. Where the thread
+// that calls is in it, f runs there, and it takes no privilege; otherwise on another one that enters it, which
+// takes CAP_SYS_ADMIN. A thread that cannot be brought back ends with f. f must not start goroutines that count
+// on the namespace.
 func (h *Host) Do(f func() error) error {
 	if h.closed.Load() {
 		return fmt.Errorf("host network: %w", net.ErrClosed)
 	}
-	if h.ns == nil {
-		return f()
-	}
-	ns, err := unix.FcntlInt(h.ns.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("host network: namespace: %w", err)
-	}
-	defer unix.Close(ns)
-	var panicked any
-	err = errors.New("host network: the function ended its goroutine")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() { panicked = recover() }()
-		runtime.LockOSThread()
-		old, oerr := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if oerr != nil {
-			runtime.UnlockOSThread()
-			err = fmt.Errorf("host network: namespace of this thread: %w", oerr)
-			return
-		}
-		defer unix.Close(old)
-		if serr := unix.Setns(ns, unix.CLONE_NEWNET); serr != nil {
-			runtime.UnlockOSThread()
-			err = fmt.Errorf("host network: enter namespace: %w", serr)
-			return
-		}
-		// From here on the thread ends with the goroutine, unless it is brought back.
-		defer func() {
-			if unix.Setns(old, unix.CLONE_NEWNET) == nil {
-				runtime.UnlockOSThread()
-			}
-		}()
-		err = f()
-	}()
-	<-done
-	if panicked != nil {
-		panic(panicked)
-	}
-	return err
+	return h.ns.do(f)
 }
 
 // change is one change of the host.

@@ -47,7 +47,8 @@ type Options struct {
 	// Interface is the name of the link: see CheckInterface.
 	Interface string
 	// Namespace is the path of the network namespace to work in, such as /run/netns/name or
-	// /proc/<pid>/ns/net. Default: the namespace of the thread that calls Open.
+	// /proc/<pid>/ns/net. Default: the namespace of the thread that calls Open, whichever threads
+	// call later. It is held until Close.
 	Namespace string
 	// Table is the routing table of the routes. Default: MainTable. Another one must not hold routes
 	// of anybody else when the link is created.

@@ -185,11 +185,11 @@ func (s *space) dump() string {
 // raw is the same as the kernel puts it, attribute by attribute, which takes a tenth of the time.
 func (s *space) raw() string {
 	s.t.Helper()
-	ns, err := os.Open(s.path)
+	ns, err := openNamespace(s.path)
 	must(s.t, err)
-	defer ns.Close()
+	defer ns.close()
 	var closed atomic.Bool
-	c, err := dial(int(ns.Fd()), &closed)
+	c, err := dial(ns, &closed)
 	must(s.t, err)
 	defer c.nl.Close()
 	var lines []string

@@ -28,8 +28,8 @@ type watcher struct {
 	routes uint64     // how often somebody else did what may have changed our routes
 }
 
-func watch(ns int, h *Host) (*watcher, error) {
-	c, err := dial(ns, &h.closed)
+func watch(h *Host) (*watcher, error) {
+	c, err := dial(h.ns, &h.closed)
 	if err != nil {
 		return nil, err
 	}
