@@ -75,6 +75,10 @@ func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error {
 			fails.add(p, errors.New("not a host prefix: an address of a mesh is /32 or /128"))
 			continue
 		}
+		if p == dummy {
+			fails.add(p, errors.New("the IPv4 dummy address (RFC 7600) is no node's own"))
+			continue
+		}
 		if err := f.lacks(at, p.Addr().Is4()); err != nil {
 			fails.add(p, err)
 			continue
@@ -101,6 +105,12 @@ func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error {
 		}
 	}
 	h.each(ctx, ps, cs, fails)
+	for _, p := range ps {
+		if fails[p] == nil {
+			as = append(as, ifaddr{index: at.Index, local: p})
+		}
+	}
+	h.release(ctx, f, as)
 	return fails.join()
 }
 
@@ -127,9 +137,9 @@ func knowsProtocol(as []ifaddr) error {
 	return fmt.Errorf("addresses on the loopback interface: %w: Linux %s cannot mark them as ours, 5.18 can; put them on the link", errors.ErrUnsupported, release)
 }
 
-// RemoveAddrs takes addresses away. Linux removes the routes from them too, and with the last IPv4 address
-// of the link every IPv4 route into it, of which ours are put back. Addresses that are not there, or not
-// ours, are left alone without an error.
+// RemoveAddrs takes addresses away. Linux removes the routes from them too. Before the last IPv4 address of
+// the link goes, the IPv4 dummy address takes its place for as long as there is no other, since every IPv4 route into
+// the link would go with it. Addresses that are not there, or not ours, are left alone without an error.
 func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -141,67 +151,100 @@ func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
 	if err != nil {
 		return err
 	}
-	var ps []netip.Prefix
-	var cs []change
+	var going []ifaddr
 	for _, a := range as {
-		p := a.local.Masked()
-		ours := f.link.Index != 0 && a.index == f.link.Index && !a.kernels() ||
+		ours := f.link.Index != 0 && a.index == f.link.Index && !a.kernels() && !a.keeps() ||
 			a.index == f.lo.Index && int(a.proto) == h.o.Protocol && !h.shared(f)
-		if ours && s.Has(p) {
-			ps = append(ps, p)
-			cs = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
+		if ours && s.Has(a.local.Masked()) {
+			going = append(going, a)
 		}
 	}
-	var before map[netip.Prefix][]route
-	if lastIPv4(f.link, as, s) {
-		if before, err = h.ourRoutes(ctx, f.link.Index); err != nil {
+	fails := failures{}
+	for i, err := range h.takeAway(ctx, f, as, going) {
+		fails.add(going[i].local.Masked(), err)
+	}
+	return fails.join()
+}
+
+// takeAway removes some of the addresses that there are, and returns the error of each.
+func (h *Host) takeAway(ctx context.Context, f found, as, going []ifaddr) []error {
+	errs := make([]error, len(going))
+	kept := h.keep(ctx, f, as, going)
+	var cs []change
+	var of []int
+	for i, a := range going {
+		if kept != nil && a.index == f.link.Index && a.local.Addr().Is4() {
+			errs[i] = fmt.Errorf("keep the routes from going with address %v: %w", a.local, kept)
+			continue
+		}
+		cs, of = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)}), append(of, i)
+	}
+	for i, err := range h.apply(ctx, cs) {
+		if err := gone(err); err != nil {
+			errs[of[i]] = fmt.Errorf("%s: %w", cs[i].what, err)
+		}
+	}
+	return errs
+}
+
+// keep puts the keeper on our link where its last IPv4 address is going and we have IPv4 routes there.
+func (h *Host) keep(ctx context.Context, f found, as, going []ifaddr) error {
+	left := minus(as, going)
+	if f.link.Index == 0 || !hasIPv4(f.link, as) || hasIPv4(f.link, left) || keepers(f.link, as) != nil {
+		return nil
+	}
+	ours, err := h.ourRoutes(ctx, f.link.Index)
+	if err != nil {
+		return err
+	}
+	for p := range ours {
+		if p.Addr().Is4() {
+			err := h.apply1(ctx, fmt.Sprintf("add address %v to %s", dummy, f.link.Name),
+				keeper(f.link.Index, uint8(h.o.Protocol)).request(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+			if errors.Is(err, unix.EEXIST) {
+				return nil
+			}
 			return err
 		}
 	}
-	fails := failures{}
-	for i, err := range h.apply(ctx, cs) {
-		if err := gone(err); err != nil {
-			fails.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
-		}
-	}
-	return errors.Join(fails.join(), h.putBack(ctx, before))
+	return nil
 }
 
-// lastIPv4 reports whether s has every IPv4 address of a link, and it has one.
-func lastIPv4(l link, as []ifaddr, s prefixes.Set) bool {
-	any := false
+func minus(as, going []ifaddr) []ifaddr {
+	return slices.DeleteFunc(slices.Clone(as), func(a ifaddr) bool { return slices.Contains(going, a) })
+}
+
+// hasIPv4 reports whether a link has an IPv4 address other than a keeper.
+func hasIPv4(l link, as []ifaddr) bool {
+	return slices.ContainsFunc(as, func(a ifaddr) bool { return a.index == l.Index && a.local.Addr().Is4() && !a.keeps() })
+}
+
+// keepers are those on a link.
+func keepers(l link, as []ifaddr) (ks []ifaddr) {
 	for _, a := range as {
-		if l.Index != 0 && a.index == l.Index && a.local.Addr().Is4() {
-			if !s.Has(a.local.Masked()) {
-				return false
-			}
-			any = true
+		if l.Index != 0 && a.index == l.Index && a.keeps() {
+			ks = append(ks, a)
 		}
 	}
-	return any
+	return ks
 }
 
-// putBack makes those IPv4 routes again that were not from an address that is gone: with the last IPv4
-// address of a link Linux removes all IPv4 routes into it (fib_disable_ip in net/ipv4/fib_frontend.c).
-func (h *Host) putBack(ctx context.Context, before map[netip.Prefix][]route) error {
-	fails := failures{}
-	var ps []netip.Prefix
-	var cs []change
-	for p, rs := range before {
-		for _, r := range rs {
-			if p.Addr().Is4() && h.placed(r) {
-				ps = append(ps, p)
-				cs = append(cs, change{fmt.Sprintf("add route %v again", p), r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL)})
-			}
+// redundant are the keepers on our link where it has another IPv4 address.
+func redundant(f found, as []ifaddr) []ifaddr {
+	if !hasIPv4(f.link, as) {
+		return nil
+	}
+	return keepers(f.link, as)
+}
+
+// release takes away what is redundant. What it leaves makes Ready false, and Up tries again.
+func (h *Host) release(ctx context.Context, f found, as []ifaddr) {
+	for _, k := range redundant(f, as) {
+		err := h.apply1(ctx, fmt.Sprintf("remove address %v", k.local), k.request(unix.RTM_DELADDR, 0))
+		if gone(err) != nil {
+			h.o.Logger.Warn("an address that is not needed any more is left", "err", err)
 		}
 	}
-	for i, err := range h.apply(ctx, cs) {
-		// It is there still, or somebody else's is; or its source address is gone, as it should be.
-		if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EINVAL) {
-			fails.add(ps[i], fmt.Errorf("%s: %w", cs[i].what, err))
-		}
-	}
-	return fails.join()
 }
 
 // cover returns the widest of Options.Cover that has all of p; ok is false where p has its own route.

@@ -11,7 +11,7 @@
 //     that it is about to create, so a link is created under a name made from ours, and then gets alias
 //     and name in one request: a link of our name without our alias is always somebody else's.
 //   - A route is ours if it has our protocol number and leads into our link.
-//   - An address on our link is ours, unless the kernel made it. One on the loopback interface is ours if
+//   - An address on our link is ours, unless the kernel made it; so is what keeps its IPv4 routes (below). One on the loopback interface is ours if
 //     it has our number as address protocol (IFA_PROTO, Linux 5.18).
 //   - A rule is ours if it has our protocol number.
 //
@@ -29,7 +29,9 @@
 //
 // # What Linux does by itself
 //
-// With an address go the routes from it, and with the last IPv4 address of a link every IPv4 route into it.
+// With an address go the routes from it, and with the last IPv4 address of a link every IPv4 route into it. So
+// before that of ours goes, the link gets the IPv4 dummy address 192.0.0.8/32 (RFC 7600) with scope host, which is
+// chosen as nobody's source. It is none of the addresses that Read reports, and goes when there is another one.
 // A link that goes down loses its IPv6 addresses and all routes; below an MTU of 1280 it loses IPv6. The
 // routes of an IPv6 address itself come a moment after it. A lookup that meets an IPv6 route in the instant
 // it is freed finds none.

@@ -691,7 +691,7 @@ func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (ad
 		if a.index == f.lo.Index && int(a.proto) == f.proto && (all || h.o.Sources != SourceLoopback) {
 			addrs = append(addrs, a)
 		}
-		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() {
+		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() && !a.keeps() {
 			addrs = append(addrs, a)
 		}
 	}
@@ -717,13 +717,10 @@ func (h *Host) removeStale(ctx context.Context, f found, want []rule, all bool) 
 	if err != nil {
 		return err
 	}
-	as, rs = h.stale(f, as, rs, want, all)
+	addrs, rs := h.stale(f, as, rs, want, all)
 	var cs []change
 	for _, r := range rs {
 		cs = append(cs, change{fmt.Sprintf("remove a rule for table %d", r.table), r.request(unix.RTM_DELRULE, 0)})
-	}
-	for _, a := range as {
-		cs = append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
 	}
 	var errs []error
 	for i, err := range h.apply(ctx, cs) {
@@ -733,6 +730,14 @@ func (h *Host) removeStale(ctx context.Context, f found, want []rule, all bool) 
 			h.o.Logger.Info("removed what was left", "what", cs[i].what)
 		}
 	}
+	for i, err := range h.takeAway(ctx, f, as, addrs) {
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			h.o.Logger.Info("removed what was left", "what", fmt.Sprintf("address %v", addrs[i].local))
+		}
+	}
+	h.release(ctx, f, minus(as, addrs))
 	return errors.Join(errs...)
 }
 
@@ -818,7 +823,7 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 		staleAddrs, staleRules := h.stale(f, as, rules, h.wantRules(f), false)
 		missing := slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !slices.Contains(rules, r) })
 		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias && len(staleAddrs)+len(staleRules)+len(f.extra) == 0 &&
-			!missing && max(rpAll, f.link.rpFilter) != 1
+			len(redundant(f, as)) == 0 && !missing && max(rpAll, f.link.rpFilter) != 1
 	}
 	h.around(ctx, f, as, ours, rpAll, &s)
 	return s, ctx.Err()
@@ -828,7 +833,7 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 	var ps []netip.Prefix
 	at := h.place(f)
 	for _, a := range as {
-		if a.index != at.Index || a.kernels() || at.loopback && int(a.proto) != h.o.Protocol {
+		if a.index != at.Index || a.kernels() || a.keeps() || at.loopback && int(a.proto) != h.o.Protocol {
 			continue
 		}
 		ps = append(ps, a.local.Masked())
@@ -848,7 +853,7 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 	for _, a := range as {
 		l := f.byIndex[a.index]
 		ip := a.local.Addr()
-		if a.index == f.link.Index || !l.Up || ip.IsLoopback() || ip.IsLinkLocalUnicast() || l.loopback && int(a.proto) == f.proto {
+		if a.index == f.link.Index || a.keeps() || !l.Up || ip.IsLoopback() || ip.IsLinkLocalUnicast() || l.loopback && int(a.proto) == f.proto {
 			continue
 		}
 		elsewhere = append(elsewhere, prefixes.Host(ip))

@@ -168,13 +168,11 @@ func (m *modelRun) step() {
 		had := m.m.addrs[a]
 		delete(m.m.addrs, a)
 		if had && a.Is4() && !slices.ContainsFunc(slices.Collect(maps.Keys(m.m.addrs)), netip.Addr.Is4) {
-			// With the last IPv4 address Linux removes every IPv4 route into the link. Ours are back, but
-			// where somebody has put his behind it.
-			maps.DeleteFunc(m.m.foreign, func(_ spot, ours bool) bool { return ours })
-			maps.DeleteFunc(m.m.ours, func(p netip.Prefix, _ netip.Addr) bool {
-				_, taken := m.m.foreign[spot{p, 50}]
-				return p.Addr().Is4() && taken
-			})
+			// With the last IPv4 address Linux removes every IPv4 route into the link, somebody else's too,
+			// unless we have one there, which keeps them all.
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(m.m.ours)), func(p netip.Prefix) bool { return p.Addr().Is4() }) {
+				maps.DeleteFunc(m.m.foreign, func(_ spot, ours bool) bool { return ours })
+			}
 		}
 	case 9, 10: // somebody adds a route, where there is none or behind what there is
 		at := spot{pick(m.r, modelPrefixes), pick(m.r, []int{50, 50, 51, 7})}

@@ -253,9 +253,21 @@ func (a ifaddr) kernels() bool {
 	return a.proto >= 1 && a.proto <= ifaProtoKernelLL || a.local.Addr().IsLinkLocalUnicast() && a.local.Addr().Is6()
 }
 
+// dummy is the IPv4 dummy address (RFC 7600), which nobody sends to.
+var dummy = netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 0, 8}), 32)
+
+// keeper is what keeps the IPv4 routes into a link that has no other IPv4 address: with the last one Linux
+// removes them all (fib_disable_ip in net/ipv4/fib_frontend.c). Of its scope it is chosen as nobody's source.
+func keeper(index int, proto uint8) ifaddr {
+	return ifaddr{index: index, local: dummy, scope: unix.RT_SCOPE_HOST, proto: proto}
+}
+
+// keeps reports whether a is a keeper.
+func (a ifaddr) keeps() bool { return a.local == dummy && a.scope == unix.RT_SCOPE_HOST }
+
 func (a ifaddr) request(typ, flags uint16) request {
 	local := a.local.Addr()
-	r := newRequest(typ, flags, ne.AppendUint32([]byte{family(local.Is4()), uint8(a.local.Bits()), 0, 0}, uint32(a.index)))
+	r := newRequest(typ, flags, ne.AppendUint32([]byte{family(local.Is4()), uint8(a.local.Bits()), 0, a.scope}, uint32(a.index)))
 	r = r.addr(unix.IFA_LOCAL, local)
 	if a.peer.IsValid() {
 		r = r.addr(unix.IFA_ADDRESS, a.peer)
