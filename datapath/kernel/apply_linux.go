@@ -317,11 +317,22 @@ func (a *apply) putPeer(ctx context.Context, i int) error {
 // greet starts the first handshake with peers: Linux sends a keepalive, and before it a handshake, when
 // the interval of one is turned on.
 func (a *apply) greet() {
-	if len(a.toGreet) > 0 && a.found && !a.k.closed {
-		for _, g := range a.toGreet {
-			delete(a.k.waiting, g.key)
+	if len(a.toGreet) == 0 || !a.found || a.k.closed {
+		return
+	}
+	var now, later []greeting
+	self := a.k.model.Public()
+	for _, g := range a.toGreet {
+		delete(a.k.waiting, g.key)
+		if delete(a.k.later, g.key); self.Compare(g.key) < 0 {
+			now = append(now, g)
+		} else {
+			later = append(later, g)
 		}
-		a.k.greet(a.toGreet...)
+	}
+	a.k.greet(now...)
+	if len(later) > 0 {
+		a.k.greetLater(later)
 	}
 }
 
@@ -351,11 +362,14 @@ func (k *Kernel) greet(greetings ...greeting) {
 }
 
 const (
-	// crossedAfter is when a peer that sent something, but with which there is no session, is taken for one
-	// whose handshake crossed this node's: it is longer than a handshake takes on any path on Earth.
-	crossedAfter = time.Second
-	// regreetAfter is when it is greeted once more, if it is for the other node to begin: later than
-	// WireGuard would try again by itself, after 5 s and up to a third of one more.
+	// second is how much later than the node with the lesser key the other one greets. If both greeted at the same
+	// time, each would take up the other's handshake and forget its own, so that neither answer is of use; and
+	// Linux, which allows one handshake in 5 s for a peer, would try again after that, on both sides at once.
+	// Packets that wait for a handshake are sent after the next one: to make the peer anew would be faster,
+	// and lose them.
+	second = 500 * time.Millisecond
+	// regreetAfter is when a peer that sent something, but with which there is no session, is greeted once more:
+	// later than WireGuard would try again by itself, after 5 s and up to a third of one more.
 	regreetAfter = 6 * time.Second
 	// maxRegreets bounds how often: what the peer seemed to send may not have been from it.
 	maxRegreets = 3
@@ -367,14 +381,9 @@ type waiting struct {
 	greeted int
 }
 
-// regreet brings about the handshakes of peers that crossed this node's: each node took up the other's and
-// forgot its own, so that neither answer was of use. Linux tries again after 5 s, on both sides within a
-// third of a second, so that on a slow path or host they cross again and again; or not at all, if it
-// answered less than 5 s ago. So the node with the lesser key begins anew at once. Linux allows one handshake in
-// 5 s for a peer, but a peer that is made anew has had none; and without a session there is nothing to lose.
-// op is held, and the device was read.
-func (k *Kernel) regreet(ctx context.Context, now time.Time) {
-	var anew, again []greeting
+// regreet greets those once more whose handshakes crossed this node's. op is held, and the device was read.
+func (k *Kernel) regreet(now time.Time) {
+	var again []greeting
 	for peer, w := range k.waiting {
 		st, ok := k.stats[peer]
 		if !ok || !st.LastHandshake.IsZero() || w.greeted > maxRegreets {
@@ -384,42 +393,33 @@ func (k *Kernel) regreet(ctx context.Context, now time.Time) {
 		if st.Received == 0 {
 			continue // it is not there, or does not know this node yet
 		}
-		if k.model.Public().Compare(peer) < 0 && now.Sub(w.since) > crossedAfter {
-			anew = append(anew, greeting{key: peer})
-		} else if now.Sub(w.since) > regreetAfter {
+		if now.Sub(w.since) > regreetAfter {
 			again = append(again, greeting{key: peer})
-		}
-	}
-	for _, g := range anew {
-		if ctx.Err() == nil {
-			k.renew(g.key)
 		}
 	}
 	k.greet(again...)
 }
 
-// renew makes a peer anew. Meanwhile its prefixes are with a peer that nobody is, lest packets for them go
-// to one with a wider prefix.
-func (k *Kernel) renew(peer key.Public) {
-	p, ok := k.model.State().Peers[peer]
-	if !ok || !p.Endpoint.IsValid() {
-		return
+// greetLater greets peers that are likely to greet this node before that. Meanwhile the keepalive of those
+// that were created is off on the device, and compare passes over that. op is held.
+func (k *Kernel) greetLater(greetings []greeting) {
+	for _, g := range greetings {
+		k.later[g.key] = g
 	}
-	nobody, err := key.NewPrivate()
-	if err != nil {
-		return
-	}
-	holder := nobody.Public()
-	var changes []wgconv.Change
-	if !p.Prefixes.IsEmpty() {
-		changes = append(changes, wgconv.Change{Key: holder, Prefixes: p.Prefixes})
-	}
-	changes = append(changes, wgconv.Change{Key: peer, Remove: true},
-		wgconv.Change{Key: peer, Preshared: &p.Preshared, Endpoint: p.Endpoint, Prefixes: p.Prefixes},
-		wgconv.Change{Key: holder, Remove: true})
-	k.log.Debug("handshakes crossed; beginning anew", "peer", peer.Short())
-	k.write(changes...)
-	k.greet(greeting{key: peer, created: true})
+	time.AfterFunc(second, func() {
+		k.op.Lock()
+		defer k.op.Unlock()
+		var due []greeting
+		for _, g := range greetings {
+			if _, still := k.later[g.key]; still {
+				delete(k.later, g.key)
+				due = append(due, g)
+			}
+		}
+		if !k.closed && k.model != nil {
+			k.greet(due...)
+		}
+	})
 }
 
 // dropPrefixes takes prefixes from a peer.
@@ -469,12 +469,11 @@ func (k *Kernel) discard(drop prefixes.Set) error {
 	return err
 }
 
-// dismiss removes the peer that nobody is. op is held.
+// dismiss removes the peer that nobody is; what does not work is tried again later. op is held.
 func (k *Kernel) dismiss() {
-	if k.nobody.index != 0 && k.nobody.index == k.index {
-		k.write(wgconv.Change{Key: k.nobody.key, Remove: true})
+	if k.nobody.index == 0 || k.nobody.index != k.index || k.write(wgconv.Change{Key: k.nobody.key, Remove: true})[0] == nil {
+		k.nobody.index = 0
 	}
-	k.nobody.index = 0
 }
 
 // verify reads the device and says which ops left it otherwise than they should.
@@ -605,10 +604,12 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 	if err := a.configure(o, have.Device); err != nil {
 		return fail(err)
 	}
-	mtu := d.MTU
-	if mtu == 0 && created {
-		mtu = k.chooseMTU(ctx)
+	k.mtu, k.choose = d.MTU, d.MTU == 0
+	hs, err := k.host.Read(ctx)
+	if err != nil {
+		return fail(err)
 	}
+	mtu := k.rightMTU(hs)
 	// Only now are there sockets, and maybe none for that port.
 	if err := k.host.Up(ctx, mtu); err != nil {
 		return fail(wrap(fmt.Sprintf("bringing %s up", l.Name), err))
@@ -624,17 +625,6 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 	have = k.model.State()
 	k.log.Info("WireGuard device "+what, "interface", l.Name, "key", have.Device.Key.Public().Short(), "port", have.Device.ListenPort, "peers", len(have.Peers))
 	return nil
-}
-
-// chooseMTU returns the MTU of a new device: what fits, with WireGuard's 80 bytes over IPv6, into the
-// packets of the host's underlay.
-func (k *Kernel) chooseMTU(ctx context.Context) int {
-	const usual, overhead = 1420, 80
-	hs, err := k.host.Read(ctx)
-	if err != nil || hs.Host.UnderlayMTU == 0 {
-		return usual
-	}
-	return min(max(hs.Host.UnderlayMTU-overhead, MinMTU), MaxMTU)
 }
 
 // configure tells a device its port, mark and key, where it has others. The port comes first: it is
@@ -670,6 +660,7 @@ func (a *apply) changeDevice(ctx context.Context, o datapath.SetDevice) error {
 	}
 	a.device = &o
 	if o.Device.MTU != 0 {
+		k.mtu, k.choose = o.Device.MTU, false
 		l, err := k.host.Link(ctx)
 		if err == nil && l.MTU != o.Device.MTU {
 			err = k.host.Up(ctx, o.Device.MTU)
@@ -692,6 +683,7 @@ func (a *apply) removeDevice(ctx context.Context) error {
 	}
 	k.active, k.model, k.local, k.nobody.index = false, nil, prefixes.Set{}, 0
 	clear(k.waiting)
+	clear(k.later)
 	a.found, a.device, a.toGreet = false, nil, nil
 	clear(a.touched)
 	return nil

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -227,6 +228,77 @@ func TestBadInput(t *testing.T) {
 	}
 	if !n.read().Addrs.Has(netip.MustParsePrefix("10.0.0.7/32")) {
 		t.Error("the other address is missing")
+	}
+}
+
+// An MTU that nobody asked for follows the underlay, and whatever somebody else makes of it is put right.
+func TestMTU(t *testing.T) {
+	n, _ := one(t)
+	set := func(link string, mtu int) {
+		n.space.must(func() error {
+			l, err := netlink.LinkByName(link)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMTU(l, mtu)
+		})
+	}
+	for _, c := range []struct {
+		link      string
+		mtu, want int
+	}{{DefaultInterface, 1500, 1420}, {DefaultInterface, 1200, 1420}, {"out", 1400, 1320}, {"out", 1300, 1280}, {"out", 9000, 8920}, {"out", 1500, 1420}} {
+		quiet(n.Kernel)
+		set(c.link, c.mtu)
+		notified(t, n.Kernel, "an MTU")
+		within(t, 5*time.Second, fmt.Sprintf("the device has MTU %d", c.want), func() bool {
+			return datapath.Sync(t.Context(), n.Kernel, n.want) == nil && n.read().Device.MTU == c.want
+		})
+		if ops := datapath.Plan(n.want, n.read()); len(ops) > 0 {
+			t.Errorf("%s at %d: still to do: %v", c.link, c.mtu, ops)
+		}
+	}
+	// One that was asked for stays.
+	n.want.Device.MTU = 1300
+	n.sync()
+	set("out", 9000)
+	time.Sleep(1500 * time.Millisecond)
+	if got := n.read().Device.MTU; got != 1300 {
+		t.Errorf("MTU %d, asked for was 1300", got)
+	}
+	set(DefaultInterface, 1400)
+	within(t, 5*time.Second, "what was asked for is back", func() bool { return n.read().Device.MTU == 1300 })
+}
+
+// A process that finds its link down, or filtered strictly, brings that right and writes nothing else.
+func TestRestartOfWhatIsNotReady(t *testing.T) {
+	n, _ := one(t)
+	n.Close()
+	for what, spoil := range map[string]func() error{
+		"down": func() error { return netlink.LinkSetDown(n.link()) },
+		"strict": func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/conf/"+DefaultInterface+"/rp_filter", []byte("1"), 0)
+		},
+	} {
+		n.space.must(spoil)
+		k := n.space.kernel(t)
+		got, err := k.Read(t.Context())
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for _, op := range datapath.Plan(n.want, got) {
+			switch op.(type) {
+			case datapath.AddAddrs, datapath.AddRoutes: // which went with the link
+			default:
+				t.Errorf("%s: a new process plans %v", what, op)
+			}
+		}
+		if err := datapath.Sync(t.Context(), k, n.want); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if k.conn.written != 0 {
+			t.Errorf("%s: %d messages were written to WireGuard", what, k.conn.written)
+		}
+		k.Close()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -208,7 +209,10 @@ func TestDropsAreCheap(t *testing.T) {
 		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, byte(i)}), 24))
 	}
 	n.apply(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
+	time.Sleep(second + 200*time.Millisecond) // for the greeting
+	n.op.Lock()
 	n.conn.written = 0
+	n.op.Unlock()
 	for i, p := range ps {
 		n.apply(datapath.DropPrefixes{Key: k, Prefixes: prefixes.Must(p)})
 		if got := n.read(); len(got.Peers) != 1 || got.Peers[k].Prefixes.Len() != 2+len(ps)-i-1 {
@@ -234,4 +238,40 @@ func TestDropsAreCheap(t *testing.T) {
 	if d, err := n.space.device(DefaultInterface); err != nil || len(d.Peers) != 1 {
 		t.Errorf("%d peers after Close, %v", len(d.Peers), err)
 	}
+}
+
+// Where the device takes the prefixes and then nothing more, what was to be dropped is seen, and goes later.
+func TestDropThatFails(t *testing.T) {
+	n, k := one(t)
+	n.fallback = true
+	var ps []netip.Prefix
+	for i := range 30 {
+		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, byte(i)}), 24))
+	}
+	n.apply(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
+	time.Sleep(second + 200*time.Millisecond) // for the greeting
+	var failing atomic.Bool
+	failing.Store(true)
+	sent := 0
+	n.op.Lock()
+	n.budget = 512
+	n.conn.before = func() error {
+		if sent++; failing.Load() && sent > 1 {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	n.op.Unlock()
+	if err := n.Apply(t.Context(), datapath.DropPrefixes{Key: k, Prefixes: prefixes.Must(ps...)}); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("a drop that failed: %v", err)
+	}
+	if ops := datapath.Plan(n.want, n.read()); len(ops) == 0 {
+		t.Error("nothing is left to do")
+	}
+	failing.Store(false)
+	n.sync()
+	within(t, 10*time.Second, "only the peer is left, with its own prefixes", func() bool {
+		d, err := n.space.device(DefaultInterface)
+		return err == nil && len(d.Peers) == 1 && len(d.Peers[0].AllowedIPs) == 2
+	})
 }

@@ -42,9 +42,13 @@ type Kernel struct {
 	seen     time.Time       // when it was read
 	took     time.Duration   // how long that took
 	told     map[string]bool // problems that were logged
+	refused  int             // how many peers have a key that nobody can have
 	unmended bool            // it was too soon to bring the link back
 	waiting  map[key.Public]waiting
+	later    map[key.Public]greeting // to be greeted in a moment
 	nobody   nobody
+	mtu      int  // of the link, as it was asked for; 0: it was not
+	choose   bool // the MTU is what chooseMTU says
 
 	// For tests.
 	budget   int  // of messages; 0: the default
@@ -83,7 +87,7 @@ func New(o Options) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
 	}
 	k := &Kernel{
-		opts: o, log: o.Logger, host: h, held: held, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting),
+		opts: o, log: o.Logger, host: h, held: held, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting), later: make(map[key.Public]greeting),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	k.tasks.Go(k.watch)
@@ -130,13 +134,11 @@ func (k *Kernel) Read(ctx context.Context) (datapath.State, error) {
 	if err != nil {
 		return datapath.State{}, fmt.Errorf("kernel: %w", err)
 	}
-	if hs.Link.Index != 0 && hs.Link.Kind == kind && !hs.Ready {
-		if !k.active {
-			// Nobody asked for the device yet. It is as good as none, so that somebody does.
-			return k.none(hs), nil
-		}
-		if hs, err = k.mend(ctx, hs); err != nil {
-			return datapath.State{}, err
+	if hs.Link.Index != 0 && hs.Link.Kind == kind {
+		if mtu := k.rightMTU(hs); !hs.Ready || mtu != hs.Link.MTU {
+			if hs, err = k.mend(ctx, hs, mtu); err != nil {
+				return datapath.State{}, err
+			}
 		}
 	}
 	if hs.Link.Index == 0 || hs.Link.Kind != kind {
@@ -152,6 +154,9 @@ func (k *Kernel) Read(ctx context.Context) (datapath.State, error) {
 	s.Peers, s.Stats = maps.Clone(s.Peers), maps.Clone(s.Stats) // they are kept here too
 	s.Device.MTU = hs.Link.MTU
 	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, k.local, host(hs)
+	if k.refused > 0 {
+		hs.Problems = append(hs.Problems, fmt.Errorf("somebody put %d peers on the device whose public keys nobody can have, and which take their prefixes; see \"wg show\", and remove them", k.refused))
+	}
 	k.tell(hs.Problems)
 	return s, nil
 }
@@ -183,25 +188,54 @@ func (k *Kernel) tell(problems []error) {
 // mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
 const mendEvery = time.Second
 
-// mend has the link up, under its name, with what else belongs to it. op is held.
-func (k *Kernel) mend(ctx context.Context, hs hostnet.State) (hostnet.State, error) {
+// mend has the link up, under its name, with its MTU and what else belongs to it. op is held.
+func (k *Kernel) mend(ctx context.Context, hs hostnet.State, mtu int) (hostnet.State, error) {
 	if time.Since(k.mended) < mendEvery {
 		k.unmended = true // poll tells when it is time
 		return hs, nil
 	}
 	k.mended, k.unmended = time.Now(), false
-	k.log.Warn("the device was changed by somebody else, and is brought back", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up)
+	k.log.Warn("the device, or what is around it, was changed, and it is put right", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up, "mtu", hs.Link.MTU, "to", mtu)
 	_, _, err := k.host.Adopt(ctx, kind, nil)
 	if err == nil {
-		err = k.host.Up(ctx, 0)
+		err = k.host.Up(ctx, mtu)
 	}
 	if err == nil {
 		hs, err = k.host.Read(ctx)
 	}
 	if err != nil {
-		return hs, fmt.Errorf("kernel: bringing the device back: %w", wrap("link "+k.opts.Interface, err))
+		return hs, fmt.Errorf("kernel: putting the device right: %w", wrap("link "+k.opts.Interface, err))
 	}
 	return hs, nil
+}
+
+// chooseMTU returns the MTU of a device for which none was asked: what fits, with WireGuard's 80 bytes over
+// IPv6, into the packets of the host's underlay; 0 where that is not known.
+func chooseMTU(hs hostnet.State) int {
+	const overhead = 80
+	if hs.Host.UnderlayMTU == 0 {
+		return 0
+	}
+	return min(max(hs.Host.UnderlayMTU-overhead, MinMTU), MaxMTU)
+}
+
+// rightMTU returns what the MTU of the link should be. One that an earlier process chose, or so it seems,
+// goes on following the underlay.
+func (k *Kernel) rightMTU(hs hostnet.State) int {
+	const usual = 1420
+	chosen := chooseMTU(hs)
+	if k.mtu == 0 && chosen == hs.Link.MTU {
+		k.choose = true
+	}
+	switch {
+	case k.mtu != 0:
+		return k.mtu
+	case k.choose && chosen != 0:
+		return chosen
+	case hs.Link.MTU < MinMTU:
+		return usual
+	}
+	return hs.Link.MTU
 }
 
 // load reads WireGuard's part of the device, and has the model be that. op is held.
@@ -221,10 +255,16 @@ func (k *Kernel) compare(ctx context.Context, index int) (s datapath.State, same
 		}
 		return datapath.State{}, false, err
 	}
-	s = d.State()
-	if n := k.nobody.key; !n.IsZero() {
+	s, k.refused = d.State(), d.Refused()
+	if n := k.nobody.key; !n.IsZero() && s.Peers[n].Prefixes.IsEmpty() {
 		delete(s.Peers, n)
 		delete(s.Stats, n)
+	}
+	for peer, g := range k.later {
+		if p, there := s.Peers[peer]; there && g.created && p.Keepalive == 0 && k.model != nil {
+			p.Keepalive = k.model.State().Peers[peer].Keepalive
+			s.Peers[peer] = p
+		}
 	}
 	exact := false
 	if k.model != nil && k.index == index {

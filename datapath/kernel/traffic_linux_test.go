@@ -412,37 +412,73 @@ func testNoLoss(t *testing.T, fallback bool) {
 	})
 }
 
-// Two nodes learn of each other at the same instant, over a wire with a delay: their handshakes cross.
-// WireGuard by itself would try again after 5 s, and they would cross again; how long it takes is printed.
+// Two nodes learn of each other at the same instant, over a wire with a delay, and send at once: their
+// handshakes cross. WireGuard tries again after 5 s; what was sent meanwhile is not lost.
 func TestCrossingHandshakes(t *testing.T) {
+	for _, sending := range []bool{false, true} {
+		t.Run(map[bool]string{false: "Greeting", true: "Sending"}[sending], func(t *testing.T) { testCrossing(t, sending) })
+	}
+}
+
+func testCrossing(t *testing.T, sending bool) {
 	p := newPair(t)
 	delay(t, p, 20*time.Millisecond)
 	at := func(addr string, n *node) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr(addr), n.read().Device.ListenPort)
 	}
+	const datagrams = 10
+	in := make(map[*node]net.PacketConn)
+	for n, addr := range map[*node]string{p.a: "10.0.0.1:7", p.b: "10.0.0.2:7"} {
+		n.space.must(func() (err error) {
+			in[n], err = net.ListenPacket("udp", addr)
+			return err
+		})
+		defer in[n].Close()
+	}
 	endA, endB := at(wire4a, p.a), at(wire4b, p.b)
 	var wg sync.WaitGroup
 	begun := time.Now()
 	for _, x := range []struct {
-		n *node
-		k key.Public
-		e netip.AddrPort
-	}{{p.a, p.b.public(), endB}, {p.b, p.a.public(), endA}} {
+		n  *node
+		k  key.Public
+		e  netip.AddrPort
+		to string
+	}{{p.a, p.b.public(), endB, "10.0.0.2"}, {p.b, p.a.public(), endA, "10.0.0.1"}} {
 		wg.Go(func() {
-			if err := x.n.Apply(context.Background(), datapath.PutPeer{Key: x.k, Peer: datapath.Peer{Endpoint: x.e, Prefixes: set("10.0.0.0/24")}}); err != nil {
+			to := netip.MustParsePrefix(x.to + "/32")
+			if err := x.n.Apply(context.Background(), datapath.PutPeer{Key: x.k, Peer: datapath.Peer{Endpoint: x.e, Prefixes: prefixes.Must(to)}},
+				datapath.AddRoutes{Routes: []datapath.Route{{Prefix: to}}}); err != nil {
 				t.Error(err)
+			}
+			for i := range datagrams {
+				if !sending {
+					break
+				}
+				if _, err := in[x.n].WriteTo([]byte{byte(i)}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.Addr(), 7))); err != nil {
+					t.Error(err)
+				}
 			}
 		})
 	}
 	wg.Wait()
-	within(t, 20*time.Second, "both have shaken hands", func() bool {
+	within(t, 30*time.Second, "both have shaken hands", func() bool {
 		time.Sleep(50 * time.Millisecond)
 		return !p.a.read().Stats[p.b.public()].LastHandshake.IsZero() && !p.b.read().Stats[p.a.public()].LastHandshake.IsZero()
 	})
-	t.Logf("handshakes that crossed on a wire of 20 ms were settled in %v", time.Since(begun).Round(time.Millisecond))
+	t.Logf("on a wire of 20 ms each way, both had shaken hands after %v", time.Since(begun).Round(time.Millisecond))
 	for _, n := range []*node{p.a, p.b} {
 		if s := n.read(); len(s.Peers) != 1 {
 			t.Errorf("%s has %d peers", n.name, len(s.Peers))
+		}
+		_ = in[n].SetReadDeadline(time.Now().Add(10 * time.Second))
+		for i := range datagrams {
+			if !sending {
+				break
+			}
+			if _, _, err := in[n].ReadFrom(make([]byte, 9)); err != nil {
+				t.Errorf("%s got %d datagrams of %d: %v", n.name, i, datagrams, err)
+				break
+			}
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (k *Kernel) poll() time.Duration {
 		k.notify()
 	}
 	if err == nil {
-		k.regreet(ctx, time.Now())
+		k.regreet(time.Now())
 	}
 	return max(pollEvery, pollShare*k.took)
 }
