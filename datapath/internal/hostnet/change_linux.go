@@ -42,7 +42,7 @@ func (h *Host) each(ctx context.Context, ps []netip.Prefix, cs []change, f failu
 }
 
 // AddAddrs gives this node addresses, all of them host prefixes. One that another link has is a
-// *ForeignError; one of a family that is not available is ErrFamily. The error joins *ItemErrors (see
+// *ForeignError if it can be used there, as State.Host.Addrs has it; else ours is put beside it. One of a family that is not available is ErrFamily. The error joins *ItemErrors (see
 // Items); the rest is done.
 func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error {
 	h.mu.Lock()
@@ -92,6 +92,7 @@ func (h *Host) AddAddrs(ctx context.Context, s prefixes.Set) error {
 				if a.index == at.Index && p.Addr().Is6() { // IPv6 has an address once, whatever its length
 					ps, cs = append(ps, p), append(cs, change{fmt.Sprintf("remove address %v", a.local), a.request(unix.RTM_DELADDR, 0)})
 				}
+			case a.index != at.Index && !a.usable(f.byIndex[a.index]): // it is nobody's for now
 			default:
 				fails.add(p, &ForeignError{fmt.Sprintf("address %v", p.Addr()), fmt.Sprintf("%s has it as %v", f.byIndex[a.index].Name, a.local),
 					"take it away there, or give this node another one"})

@@ -11,7 +11,7 @@
 //     that it is about to create, so a link is created under a name made from ours, and then gets alias
 //     and name in one request: a link of our name without our alias is always somebody else's.
 //   - A route is ours if it has our protocol number and leads into our link.
-//   - An address on our link is ours, unless the kernel made it; so is what keeps its IPv4 routes (below). One on the loopback interface is ours if
+//   - An address on our link is ours, unless the kernel made it. One on the loopback interface is ours if
 //     it has our number as address protocol (IFA_PROTO, Linux 5.18).
 //   - A rule is ours if it has our protocol number.
 //

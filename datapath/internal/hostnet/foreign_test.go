@@ -4,6 +4,7 @@ package hostnet
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
@@ -104,7 +105,8 @@ func TestForeignAddress(t *testing.T) {
 	for _, o := range []Options{{}, {Sources: SourceLoopback}} {
 		s := newSpace(t)
 		h := s.up(o)
-		s.ip("link add eth0 type veth peer name far0", "addr add 10.7.0.1/24 dev eth0", "addr add fd07::1/64 dev eth0 nodad", "addr add 10.7.0.3/32 dev lo")
+		s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "link set far0 up", "addr add 10.7.0.1/24 dev eth0", "addr add fd07::1/64 dev eth0 nodad", "addr add 10.7.0.3/32 dev lo")
+		s.settle()
 		before := s.dump()
 		got := map[netip.Prefix]error{}
 		for p, err := range Items(h.AddAddrs(s.ctx(), prefixes.MustParse("10.7.0.1/32", "fd07::1/128", "10.7.0.2/32", "10.7.0.3/32", "10.8.0.0/24"))) {
@@ -124,6 +126,99 @@ func TestForeignAddress(t *testing.T) {
 		}
 		must(t, h.RemoveAddrs(s.ctx(), prefixes.MustParse("10.7.0.1/32", "fd07::1/128", "10.7.0.2/32", "10.7.0.3/32")))
 		become(t, "touched", before, s.dump)
+	}
+}
+
+func TestUsable(t *testing.T) {
+	for _, test := range []struct {
+		flags uint32
+		down  bool
+		want  bool
+	}{
+		{unix.IFA_F_PERMANENT, false, true},
+		{unix.IFA_F_PERMANENT, true, false},
+		{unix.IFA_F_TENTATIVE, false, false},
+		{unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC, false, true},
+		{unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC, true, false},
+		{unix.IFA_F_DADFAILED, false, false},
+		{unix.IFA_F_TENTATIVE | unix.IFA_F_OPTIMISTIC | unix.IFA_F_DADFAILED, false, false},
+		{unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_DEPRECATED, false, true},
+	} {
+		// As Linux writes it: the first eight flags in the header, all of them as an attribute.
+		r := newRequest(unix.RTM_NEWADDR, 0, []byte{unix.AF_INET6, 64, byte(test.flags), 0, 1, 0, 0, 0}).addr(unix.IFA_ADDRESS, ap("fd01::1"))
+		for _, q := range []request{r, r.u32(unix.IFA_FLAGS, test.flags)} {
+			a, ok := parseAddr(q[unix.NLMSG_HDRLEN:])
+			if got := a.usable(link{Link: Link{Up: !test.down}}); !ok || got != test.want {
+				t.Errorf("flags %#x, down %t: got %t", test.flags, test.down, got)
+			}
+		}
+	}
+	a, _ := parseAddr(newRequest(unix.RTM_NEWADDR, 0, []byte{unix.AF_INET6, 64, unix.IFA_F_TENTATIVE, 0, 1, 0, 0, 0}).
+		addr(unix.IFA_ADDRESS, ap("fd01::1")).u32(unix.IFA_FLAGS, 0x10000)[unix.NLMSG_HDRLEN:])
+	if a.flags != 0x10000 {
+		t.Errorf("flags %#x", a.flags)
+	}
+}
+
+// An address that another link has, but cannot use, is not the host's: it is given to ours beside it.
+func TestUnusableAddress(t *testing.T) {
+	t.Parallel()
+	for _, o := range []Options{{}, {Sources: SourceLoopback}} {
+		s := newSpace(t)
+		h := s.up(o)
+		// cni0 has no carrier: its peer is down. dup0 finds at its peer that its address is taken.
+		s.ip("link add cni0 type veth peer name pod0", "link set cni0 up", "addr add fd01::1/64 dev cni0", "addr add 10.1.1.1/24 dev cni0",
+			"link add down0 type veth peer name down1", "addr add 10.1.2.1/24 dev down0", "addr add fd02::1/64 dev down0 nodad",
+			"link add dup0 type veth peer name dup1", "link set dup0 up", "link set dup1 up")
+		s.settle()
+		s.ip("addr add fd03::1/64 dev dup1 nodad", "addr add fd03::1/64 dev dup0", "addr add fd05::1/64 dev dup0 nodad")
+		become(t, "duplicates are not found", "1", func() string {
+			return fmt.Sprint(strings.Count(s.show("-6 -o addr show dev dup0"), "dadfailed"))
+		})
+		s.ip("addr del fd03::1/64 dev dup1")
+		if out := s.show("-6 addr show dev cni0"); !strings.Contains(out, "tentative") {
+			t.Fatalf("does this test anything? %s", out)
+		}
+		there := prefixes.MustParse("10.1.1.1", "fd05::1")
+		not := prefixes.MustParse("fd01::1", "10.1.2.1", "fd02::1", "fd03::1")
+		st := s.read(h)
+		if st.Host.Addrs != there {
+			t.Errorf("can be used: %v, want %v", st.Host.Addrs, there)
+		}
+		if want := prefixes.MustParse("10.1.1.0/24", "fd01::/64", "fd03::/64", "fd05::/64"); st.Host.Connected != want {
+			t.Errorf("connected: %v, want %v", st.Host.Connected, want)
+		}
+		got := map[netip.Prefix]error{}
+		for p, err := range Items(h.AddAddrs(s.ctx(), there.Union(not))) {
+			got[p] = err
+		}
+		for p := range there.All() {
+			foreign(t, got[p], "address "+p.Addr().String())
+			delete(got, p)
+		}
+		if len(got) != 0 {
+			t.Errorf("got %v", got)
+		}
+		if st := s.read(h); st.Addrs != not || st.Host.Addrs != there {
+			t.Errorf("got %v, others' %v", st.Addrs, st.Host.Addrs)
+		}
+		var routes []datapath.Route
+		for _, a := range []string{"fd01::1", "fd02::1", "fd03::1"} {
+			routes = append(routes, datapath.Route{Prefix: prefixes.Host(ap(strings.Replace(a, "fd", "fc", 1))), Source: ap(a)})
+		}
+		must(t, h.AddRoutes(s.ctx(), append(routes, datapath.Route{Prefix: pp("10.9.0.0/16"), Source: ap("10.1.2.1")})))
+		must(t, h.AddAddrs(s.ctx(), not)) // it is there
+		// Its carrier comes: both have it.
+		s.ip("link set pod0 up")
+		become(t, "still tentative", "true", func() string { return fmt.Sprint(s.read(h).Host.Addrs.Has(pp("fd01::1/128"))) })
+		if st := s.read(h); st.Addrs != not {
+			t.Errorf("got %v", st.Addrs)
+		}
+		must(t, h.RemoveAddrs(s.ctx(), not))
+		if out := s.show("addr"); strings.Count(out, "fd01::1") != 1 || strings.Count(out, "10.1.2.1") != 1 {
+			t.Errorf("theirs is gone: %s", out)
+		}
+		must(t, h.Remove(s.ctx()))
 	}
 }
 

@@ -856,14 +856,16 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 		if a.index == f.link.Index || a.keeps() || !l.Up || ip.IsLoopback() || ip.IsLinkLocalUnicast() || l.loopback && int(a.proto) == f.proto {
 			continue
 		}
-		elsewhere = append(elsewhere, prefixes.Host(ip))
+		if a.usable(l) {
+			elsewhere = append(elsewhere, prefixes.Host(ip))
+			if !l.loopback {
+				s.Host.IPv4, s.Host.IPv6 = s.Host.IPv4 || ip.Is4(), s.Host.IPv6 || ip.Is6()
+			}
+		}
 		if a.peer.IsValid() {
 			connected = append(connected, prefixes.Host(ip), netip.PrefixFrom(a.peer, a.local.Bits()).Masked())
 		} else {
 			connected = append(connected, a.local.Masked())
-		}
-		if !l.loopback {
-			s.Host.IPv4, s.Host.IPv6 = s.Host.IPv4 || ip.Is4(), s.Host.IPv6 || ip.Is6()
 		}
 	}
 	s.Host.Connected, s.Host.Addrs = prefixes.Set{}.With(connected...), prefixes.Set{}.With(elsewhere...)

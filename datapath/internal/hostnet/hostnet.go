@@ -170,7 +170,8 @@ type State struct {
 	// was asked for it and its cover is there; a cover that nobody asked for stands for itself.
 	Routes map[netip.Prefix]netip.Addr
 
-	// Host is what there is around the link. Its Underlay is left to the driver.
+	// Host is what there is around the link. Its Addrs are those that packets can be sent from now: on
+	// links that are up, and not tentative. Its Underlay is left to the driver.
 	Host datapath.Host
 
 	// NoIPv4 and NoIPv6 say why the link cannot carry a family; nil where it can.

@@ -217,6 +217,7 @@ type ifaddr struct {
 	index int
 	local netip.Prefix // with host bits
 	peer  netip.Addr   // the other end's, if there is one
+	flags uint32       // IFA_F_*
 	proto uint8
 	scope uint8
 }
@@ -226,7 +227,7 @@ func parseAddr(b []byte) (a ifaddr, ok bool) {
 		return a, false
 	}
 	fam, bits := b[0], int(b[1])
-	a.scope, a.index = b[3], int(ne.Uint32(b[4:]))
+	a.flags, a.scope, a.index = uint32(b[2]), b[3], int(ne.Uint32(b[4:]))
 	var local, address netip.Addr
 	for typ, v := range attrs(b, unix.SizeofIfAddrmsg) {
 		switch typ {
@@ -234,6 +235,8 @@ func parseAddr(b []byte) (a ifaddr, ok bool) {
 			local = addr(v)
 		case unix.IFA_ADDRESS:
 			address = addr(v)
+		case unix.IFA_FLAGS: // all of them: those in the header are eight
+			a.flags = u32(v)
 		case ifaProto:
 			if len(v) > 0 {
 				a.proto = v[0]
@@ -247,6 +250,12 @@ func parseAddr(b []byte) (a ifaddr, ok bool) {
 	}
 	a.local = netip.PrefixFrom(local, bits)
 	return a, a.local.IsValid() && family(local.Is4()) == fam
+}
+
+// usable reports whether packets can be sent from a, which is on l: IPv6 does not send from an address that it
+// has not found to be nobody else's (RFC 4862, section 5.4), and on a link without carrier does not get to that.
+func (a ifaddr) usable(l link) bool {
+	return l.Up && a.flags&unix.IFA_F_DADFAILED == 0 && (a.flags&unix.IFA_F_TENTATIVE == 0 || a.flags&unix.IFA_F_OPTIMISTIC != 0)
 }
 
 func (a ifaddr) kernels() bool {
