@@ -451,7 +451,7 @@ func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) 
 			return Link{}, false, err
 		}
 		if f.proto != h.o.Protocol {
-			if err := h.removeMarked(ctx, f, nil); err != nil {
+			if err := h.removeMarked(ctx, f); err != nil {
 				return Link{}, false, err
 			}
 		}
@@ -593,7 +593,7 @@ func protoName(p uint8) string {
 }
 
 // Up gives the link its MTU (bytes; 0 leaves it), has it up, with the rule of Options, and removes what is
-// left of other Options. An MTU below MinMTU is ErrMTU where the link has IPv6, since Linux would silently
+// left of other Options: addresses move to where these have them, so that no route goes with them. An MTU below MinMTU is ErrMTU where the link has IPv6, since Linux would silently
 // take all IPv6 addresses and routes from it.
 func (h *Host) Up(ctx context.Context, mtu int) error {
 	h.mu.Lock()
@@ -663,7 +663,7 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			}
 		}
 	}
-	errs = append(errs, h.removeMarked(ctx, f, want))
+	errs = append(errs, h.tidy(ctx, f, want))
 	return errors.Join(errs...)
 }
 
@@ -703,24 +703,79 @@ func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (ad
 	return addrs, rules
 }
 
-// removeMarked removes what is ours beside the link; with rules that are wanted, what is not wanted.
-func (h *Host) removeMarked(ctx context.Context, f found, want []rule) error {
-	return h.removeStale(ctx, f, want, false)
+// removeMarked removes all that is ours beside the link.
+func (h *Host) removeMarked(ctx context.Context, f found) error {
+	as, rs, err := h.addrsAndRules(ctx)
+	if err != nil {
+		return err
+	}
+	addrs, rules := h.stale(f, as, rs, nil, true)
+	return errors.Join(h.removeRules(ctx, rules), h.removeLeft(ctx, f, as, addrs))
 }
 
-func (h *Host) removeStale(ctx context.Context, f found, want []rule, all bool) error {
+// tidy removes what is left of other Options.
+func (h *Host) tidy(ctx context.Context, f found, want []rule) error {
+	as, rs, err := h.addrsAndRules(ctx)
+	if err != nil {
+		return err
+	}
+	addrs, rules := h.stale(f, as, rs, want, false)
+	errs := []error{h.removeRules(ctx, rules)}
+	as, addrs, err = h.move(ctx, f, as, addrs)
+	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
+	h.release(ctx, f, minus(as, addrs))
+	return errors.Join(errs...)
+}
+
+func (h *Host) addrsAndRules(ctx context.Context) ([]ifaddr, []rule, error) {
 	as, err := h.addrs(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	rs, err := h.rules(ctx)
-	if err != nil {
-		return err
+	return as, rs, err
+}
+
+// move puts addresses that are not where Options have them there too, so that the routes from them stay when they
+// go. It returns the addresses that there are then, and those that may go.
+func (h *Host) move(ctx context.Context, f found, as, stale []ifaddr) (now, going []ifaddr, err error) {
+	at := h.place(f)
+	if len(stale) > 0 && at.loopback {
+		if err := knowsProtocol(as); err != nil {
+			return as, nil, err
+		}
 	}
-	addrs, rs := h.stale(f, as, rs, want, all)
+	var moved []ifaddr
 	var cs []change
-	for _, r := range rs {
-		cs = append(cs, change{fmt.Sprintf("remove a rule for table %d", r.table), r.request(unix.RTM_DELRULE, 0)})
+	for _, a := range stale {
+		elsewhere := slices.ContainsFunc(as, func(b ifaddr) bool {
+			return b.index != a.index && b.local.Addr() == a.local.Addr() && (b.index == at.Index || b.usable(f.byIndex[b.index]))
+		})
+		if elsewhere || !a.local.IsSingleIP() || f.lacks(at, a.local.Addr().Is4()) != nil {
+			going = append(going, a)
+			continue
+		}
+		to := ifaddr{index: at.Index, local: a.local, proto: uint8(h.o.Protocol)}
+		moved = append(moved, a)
+		cs = append(cs, change{fmt.Sprintf("add address %v to %s", to.local.Addr(), at.Name), to.request(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)})
+	}
+	now = slices.Clone(as)
+	var errs []error
+	for i, err := range h.apply(ctx, cs) {
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("%s: %w", cs[i].what, err))
+			continue
+		}
+		now = append(now, ifaddr{index: at.Index, local: moved[i].local})
+		going = append(going, moved[i])
+	}
+	return now, going, errors.Join(errs...)
+}
+
+func (h *Host) removeRules(ctx context.Context, rs []rule) error {
+	cs := make([]change, len(rs))
+	for i, r := range rs {
+		cs[i] = change{fmt.Sprintf("remove a rule for table %d", r.table), r.request(unix.RTM_DELRULE, 0)}
 	}
 	var errs []error
 	for i, err := range h.apply(ctx, cs) {
@@ -730,14 +785,17 @@ func (h *Host) removeStale(ctx context.Context, f found, want []rule, all bool) 
 			h.o.Logger.Info("removed what was left", "what", cs[i].what)
 		}
 	}
-	for i, err := range h.takeAway(ctx, f, as, addrs) {
-		if err != nil {
-			errs = append(errs, err)
-		} else {
-			h.o.Logger.Info("removed what was left", "what", fmt.Sprintf("address %v", addrs[i].local))
+	return errors.Join(errs...)
+}
+
+// removeLeft removes some of the addresses that there are.
+func (h *Host) removeLeft(ctx context.Context, f found, as, going []ifaddr) error {
+	errs := h.takeAway(ctx, f, as, going)
+	for i, err := range errs {
+		if err == nil {
+			h.o.Logger.Info("removed what was left", "what", fmt.Sprintf("address %v", going[i].local))
 		}
 	}
-	h.release(ctx, f, minus(as, addrs))
 	return errors.Join(errs...)
 }
 
@@ -762,7 +820,7 @@ func (h *Host) Remove(ctx context.Context) error {
 		return err
 	}
 	h.forget()
-	return errors.Join(h.removeLinks(ctx, f), h.removeStale(ctx, f, nil, true))
+	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f))
 }
 
 // place is the interface that our addresses are on.
