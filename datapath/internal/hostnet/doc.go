@@ -13,7 +13,8 @@
 //   - A route is ours if it has our protocol number and leads into our link.
 //   - An address on our link is ours, unless the kernel made it. One on the loopback interface is ours if
 //     it has our number as address protocol (IFA_PROTO, Linux 5.18).
-//   - A rule is ours if it has our protocol number.
+//   - A rule is ours if it has our protocol number and the form of ours: a table that is not one of Linux's own,
+//     and nothing else but, inverted, a whole mark.
 //
 // Everything else is left alone, and named where it is in the way. A route is created only where none of
 // that prefix, metric and table exists (NLM_F_EXCL), never by replacing: the IPv6 side of Linux gives a

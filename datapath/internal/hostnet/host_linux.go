@@ -657,10 +657,7 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 	want := h.wantRules(f)
 	for _, r := range want {
 		if !have[r] {
-			err := h.apply1(ctx, fmt.Sprintf("add a rule for table %d", r.table), r.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
-			if !errors.Is(err, unix.EEXIST) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, h.addRule(ctx, r))
 		}
 	}
 	errs = append(errs, h.tidy(ctx, f, want))
@@ -672,7 +669,8 @@ func (h *Host) wantRules(f found) []rule {
 	if !h.o.Rule {
 		return nil
 	}
-	r := rule{fam: unix.AF_INET, priority: uint32(h.o.Priority), table: uint32(h.o.Table), mark: h.o.Mark, not: h.o.Mark != 0, proto: uint8(h.o.Protocol)}
+	r := rule{fam: unix.AF_INET, priority: uint32(h.o.Priority), table: uint32(h.o.Table), mark: h.o.Mark, mask: maskOf(h.o.Mark), not: h.o.Mark != 0,
+		proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL}
 	want := []rule{r}
 	if f.lo.inet6 {
 		r.fam = unix.AF_INET6
@@ -695,10 +693,12 @@ func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (ad
 			addrs = append(addrs, a)
 		}
 	}
+	seen := make(map[rule]bool)
 	for _, r := range rs {
-		if int(r.proto) == f.proto && !slices.Contains(want, r) {
+		if int(r.proto) == f.proto && !r.other && (seen[r] || !slices.Contains(want, r)) {
 			rules = append(rules, r)
 		}
+		seen[r] = true
 	}
 	return addrs, rules
 }
@@ -710,7 +710,7 @@ func (h *Host) removeMarked(ctx context.Context, f found) error {
 		return err
 	}
 	addrs, rules := h.stale(f, as, rs, nil, true)
-	return errors.Join(h.removeRules(ctx, rules), h.removeLeft(ctx, f, as, addrs))
+	return errors.Join(h.removeRules(ctx, rs, rules, nil), h.removeLeft(ctx, f, as, addrs))
 }
 
 // tidy removes what is left of other Options.
@@ -720,7 +720,7 @@ func (h *Host) tidy(ctx context.Context, f found, want []rule) error {
 		return err
 	}
 	addrs, rules := h.stale(f, as, rs, want, false)
-	errs := []error{h.removeRules(ctx, rules)}
+	errs := []error{h.removeRules(ctx, rs, rules, want)}
 	as, addrs, err = h.move(ctx, f, as, addrs)
 	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
 	h.release(ctx, f, minus(as, addrs))
@@ -772,20 +772,86 @@ func (h *Host) move(ctx context.Context, f found, as, stale []ifaddr) (now, goin
 	return now, going, errors.Join(errs...)
 }
 
-func (h *Host) removeRules(ctx context.Context, rs []rule) error {
-	cs := make([]change, len(rs))
-	for i, r := range rs {
-		cs[i] = change{fmt.Sprintf("remove a rule for table %d", r.table), r.request(unix.RTM_DELRULE, 0)}
+// addRule adds a rule, unless there is one that Linux takes for the same.
+func (h *Host) addRule(ctx context.Context, r rule) error {
+	err := h.apply1(ctx, "add "+r.String(), r.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+	if !errors.Is(err, unix.EEXIST) {
+		return err
 	}
+	if rs, lerr := h.rules(ctx); lerr != nil || slices.Contains(rs, r) {
+		return lerr // somebody was faster
+	}
+	return &ForeignError{r.String(), "there is one that Linux takes for the same, and is not: it is inverted, or has a condition", "remove it, or choose another priority or protocol"}
+}
+
+// removeRules removes some of all the rules, which are in the order that Linux has them in, and none but these.
+func (h *Host) removeRules(ctx context.Context, all, going, want []rule) error {
+	all = slices.Clone(all)
 	var errs []error
-	for i, err := range h.apply(ctx, cs) {
-		if err := gone(err); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", cs[i].what, err))
+	for _, r := range going {
+		var err error
+		if all, err = h.removeRule(ctx, all, r, want); err != nil {
+			errs = append(errs, fmt.Errorf("remove %v: %w", r, err))
 		} else {
-			h.o.Logger.Info("removed what was left", "what", cs[i].what)
+			h.o.Logger.Info("removed what was left", "what", r.String())
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeRule removes r, and returns all rules that are left. Where the request would hit one before it that is
+// wanted, a copy of that is put behind r first.
+func (h *Host) removeRule(ctx context.Context, all []rule, r rule, want []rule) ([]rule, error) {
+	for {
+		i := slices.IndexFunc(all, r.hits)
+		if i < 0 {
+			return all, nil
+		}
+		c := all[i]
+		switch {
+		case c == r:
+		case c.other:
+			return all, &ForeignError{c.String(), "it comes before ours, and Linux would remove it instead", "remove it, or both"}
+		case !slices.Contains(want, c):
+			return all, fmt.Errorf("it comes after %v, which is still there", c)
+		default:
+			if err := h.apply1(ctx, "add again "+c.String(), c.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE)); err != nil {
+				return all, err
+			}
+			all = append(all, c)
+		}
+		err := h.apply(ctx, []change{{"remove " + r.String(), r.request(unix.RTM_DELRULE, 0)}})[0]
+		if err = h.removed(ctx, all, c, err); err != nil {
+			return all, err
+		}
+		if all = slices.Delete(all, i, i+1); c == r {
+			return all, nil
+		}
+	}
+}
+
+// removed returns the error of a removal of c from all rules. That it was not there is none, unless it is listed.
+func (h *Host) removed(ctx context.Context, all []rule, c rule, err error) error {
+	if err == nil || gone(err) != nil {
+		return err
+	}
+	now, lerr := h.rules(ctx)
+	if lerr != nil {
+		return lerr
+	}
+	if count(now, c) >= count(all, c) {
+		return fmt.Errorf("%w, and it is still listed", err)
+	}
+	return nil
+}
+
+func count(rs []rule, of rule) (n int) {
+	for _, r := range rs {
+		if r == of {
+			n++
+		}
+	}
+	return n
 }
 
 // removeLeft removes some of the addresses that there are.

@@ -91,13 +91,13 @@ func (o Options) defaulted() (Options, error) {
 	def(&o.Priority, DefaultPriority)
 	def(&o.Metric, DefaultMetric)
 	def(&o.Protocol, DefaultProtocol)
-	if o.Table < 0 || int64(o.Table) > 1<<32-1 || o.Table == 255 || o.Table == 253 {
+	if badTable(int64(o.Table)) {
 		errs = append(errs, fmt.Errorf("routing table %d: not 1 to 4294967295, or kept by Linux (253, 255); leave it out for the main table", o.Table))
 	}
 	if o.Rule && o.Table == MainTable {
 		errs = append(errs, errors.New("a rule for the main table: Linux has one; choose another table, or no rule"))
 	}
-	if o.Priority < 1 || o.Priority > 32765 {
+	if badPriority(int64(o.Priority)) {
 		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32765, which come before the main table", o.Priority))
 	}
 	if o.Metric < 1 || int64(o.Metric) > 1<<32-2 {
@@ -114,6 +114,9 @@ func (o Options) defaulted() (Options, error) {
 	}
 	return o, errors.Join(errs...)
 }
+
+func badTable(n int64) bool    { return n < 1 || n > 1<<32-1 || n == 255 || n == 253 }
+func badPriority(n int64) bool { return n < 1 || n > 32765 }
 
 // ErrName is wrapped by the errors of CheckInterface.
 var ErrName = errors.New("not a name for an interface")

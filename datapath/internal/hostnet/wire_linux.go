@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"encoding/binary"
+	"fmt"
 	"iter"
 	"net/netip"
 
@@ -370,18 +371,22 @@ type rule struct {
 	priority uint32
 	table    uint32
 	mark     uint32
+	mask     uint32 // of the mark; 0 where there is none
 	not      bool
 	proto    uint8
-	other    bool // it has conditions or an action that ours never has
+	action   uint8 // FR_ACT_*
+	other    bool  // it is of a form that ours never has
 }
 
+// parseRule parses a rule. What is not known to say nothing is taken for a condition, and so makes it another's.
 func parseRule(b []byte) (r rule, ok bool) {
 	if len(b) < unix.SizeofRtMsg {
 		return r, false
 	}
-	r.fam, r.table, r.not = b[0], uint32(b[4]), ne.Uint32(b[8:])&unix.FIB_RULE_INVERT != 0
-	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[7] != unix.FR_ACT_TO_TBL
-	mask := ^uint32(0)
+	flags := ne.Uint32(b[8:])
+	r.fam, r.table, r.action, r.not = b[0], uint32(b[4]), b[7], flags&unix.FIB_RULE_INVERT != 0
+	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[5] != 0 || b[6] != 0 || r.action != unix.FR_ACT_TO_TBL || flags&^unix.FIB_RULE_INVERT != 0
+	masked := false
 	for typ, v := range attrs(b, unix.SizeofRtMsg) {
 		switch typ {
 		case unix.FRA_PRIORITY:
@@ -391,19 +396,46 @@ func parseRule(b []byte) (r rule, ok bool) {
 		case unix.FRA_FWMARK:
 			r.mark = u32(v)
 		case unix.FRA_FWMASK:
-			mask = u32(v)
+			r.mask, masked = u32(v), true
 		case unix.FRA_PROTOCOL:
 			if len(v) > 0 {
 				r.proto = v[0]
 			}
 		case unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_SUPPRESS_IFGROUP:
 			r.other = r.other || u32(v) != ^uint32(0)
-		case unix.FRA_IIFNAME, unix.FRA_OIFNAME, unix.FRA_UID_RANGE, unix.FRA_IP_PROTO, unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE, unix.FRA_TUN_ID, unix.FRA_GOTO:
+		default:
 			r.other = true
 		}
 	}
-	r.other = r.other || r.mark != 0 && mask != ^uint32(0)
+	if r.mark != 0 && !masked {
+		r.mask = ^uint32(0)
+	}
+	r.other = r.other || badTable(int64(r.table)) || r.table == MainTable || badPriority(int64(r.priority)) || r.not != (r.mark != 0) || r.mask != maskOf(r.mark)
 	return r, r.fam == unix.AF_INET || r.fam == unix.AF_INET6
+}
+
+func (r rule) String() string {
+	s := fmt.Sprintf("IPv%d rule for table %d with priority %d", map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.fam], r.table, r.priority)
+	if r.mark != 0 {
+		s += fmt.Sprintf(" and mark %#x", r.mark)
+	}
+	return s
+}
+
+// maskOf is the mask of a mark that ours has: all of it, or none.
+func maskOf(mark uint32) uint32 {
+	if mark == 0 {
+		return 0
+	}
+	return ^uint32(0)
+}
+
+// hits reports whether a request to remove r would remove c, which comes first: Linux compares only what a request
+// names, which conditions that r does not have are not, and never whether a rule is inverted (rule_find in
+// net/core/fib_rules.c).
+func (r rule) hits(c rule) bool {
+	return c.fam == r.fam && c.action == r.action && c.table == r.table && c.priority == r.priority && c.proto == r.proto &&
+		(r.mark == 0 || c.mark == r.mark && c.mask == r.mask)
 }
 
 func (r rule) request(typ, flags uint16) request {
@@ -415,10 +447,10 @@ func (r rule) request(typ, flags uint16) request {
 	if r.table < 256 {
 		table = uint8(r.table)
 	}
-	q := newRequest(typ, flags, ne.AppendUint32([]byte{r.fam, 0, 0, 0, table, 0, 0, unix.FR_ACT_TO_TBL}, invert))
+	q := newRequest(typ, flags, ne.AppendUint32([]byte{r.fam, 0, 0, 0, table, 0, 0, r.action}, invert))
 	q = q.u32(unix.FRA_PRIORITY, r.priority).u32(unix.FRA_TABLE, r.table).u8(unix.FRA_PROTOCOL, r.proto)
 	if r.mark != 0 {
-		q = q.u32(unix.FRA_FWMARK, r.mark).u32(unix.FRA_FWMASK, ^uint32(0))
+		q = q.u32(unix.FRA_FWMARK, r.mark).u32(unix.FRA_FWMASK, r.mask)
 	}
 	return q
 }
