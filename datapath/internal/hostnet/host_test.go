@@ -133,6 +133,31 @@ func tun(h *Host, name string) (f *os.File, err error) {
 	return f, err
 }
 
+// What Linux takes for a name and what CheckInterface does is the same, but for what is refused on purpose.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	h := s.open(Options{})
+	l, _, err := h.Adopt(s.ctx(), kind, nil)
+	must(t, err)
+	rename := func(name string) error {
+		return h.apply1(s.ctx(), "rename", newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).text(unix.IFLA_IFNAME, name))
+	}
+	for r := rune(1); r < 0x600; r++ {
+		name := "w" + string(r)
+		if err := CheckInterface(name); err == nil {
+			if err := rename(name); err != nil {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
+	}
+	for _, name := range []string{"voilà", "wgР0", "w\u00a0"} {
+		if err := rename(name); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%q: got %v: why is it refused?", name, err)
+		}
+	}
+}
+
 func TestMTU(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)

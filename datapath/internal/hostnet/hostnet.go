@@ -7,6 +7,8 @@ import (
 	"iter"
 	"log/slog"
 	"net/netip"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/warren-mesh/warren/datapath"
@@ -123,7 +125,8 @@ var ErrName = errors.New("not a name for an interface")
 
 // CheckInterface reports why Linux would refuse, or confuse, an interface of that name: it must have 1
 // to 15 bytes, not characters (IFNAMSIZ in linux/if.h), none of them a slash, a colon, a percent sign, white
-// space or a control character, and be neither "." nor "..". A name too long is not cut: two would be one.
+// space or a control character, and be neither "." nor "..". Linux takes a byte 0xa0 for white space (isspace in
+// lib/ctype.c), which UTF-8 has in some letters. A name too long is not cut: two would be one.
 func CheckInterface(name string) error {
 	switch {
 	case name == "":
@@ -138,8 +141,13 @@ func CheckInterface(name string) error {
 		return fmt.Errorf("%w: %q is not UTF-8", ErrName, name)
 	}
 	for _, r := range name {
-		if r <= ' ' || r == 0x7f || r == '/' || r == ':' || r == '%' || r == '\u00a0' || r == '\u0085' {
+		switch {
+		case r <= ' ' || r == 0x7f || r == '/' || r == ':' || r == '%':
 			return fmt.Errorf("%w: %q has %q in it", ErrName, name, r)
+		case unicode.IsSpace(r):
+			return fmt.Errorf("%w: %q has white space in it: %U", ErrName, name, r)
+		case strings.IndexByte(string(r), 0xa0) >= 0:
+			return fmt.Errorf("%w: %q has %q in it, with the byte 0xa0, which is white space to Linux", ErrName, name, r)
 		}
 	}
 	return nil

@@ -16,6 +16,7 @@ func TestCheckInterface(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", ".", "..", "all", "default", "lo", "wg/0", "a b", "a\tb", "a\nb", "a\x00", "a:b", "wg%d", "a\u00a0b",
+		"voilà", "wgР0", "wg\u2003", "wg\u0085", "wg\u3000x", "a\x7fb", "a\x1fb",
 		strings.Repeat("a", 16), "🕸🕸🕸🕸", "\xff"} {
 		err := CheckInterface(bad)
 		if !errors.Is(err, ErrName) {
@@ -23,6 +24,15 @@ func TestCheckInterface(t *testing.T) {
 		}
 		if _, err := Open(Options{Interface: bad, Namespace: "/nowhere"}); !errors.Is(err, ErrName) && !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("%q: Open got %v", bad, err) // it would have complained of the namespace
+		}
+	}
+}
+
+// What is wrong with a name is named.
+func TestCheckInterfaceSays(t *testing.T) {
+	for name, want := range map[string]string{"voilà": "0xa0", "wgР0": "0xa0", "wg\u2003": "U+2003", "a\tb": `'\t'`, "a/b": "'/'", "a:b": "':'", "a%b": "'%'", "a\x7f": `'\x7f'`} {
+		if err := CheckInterface(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %s", name, err, want)
 		}
 	}
 }
