@@ -475,6 +475,7 @@ func TestProbeLeftBehind(t *testing.T) {
 	if links := s.links(); !slices.Equal(links, []string{"lo"}) {
 		t.Errorf("a probe leaves %v", links)
 	}
+	k.Close()
 	leave()
 	if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
 		t.Error(err)
