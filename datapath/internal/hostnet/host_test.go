@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -530,6 +531,52 @@ func TestChanged(t *testing.T) {
 	}
 	must(t, h.Close())
 	for range h.Changed() { // ends
+	}
+}
+
+// What a sysctl takes from the link, or gives it, is heard of at once, though no address comes or goes with it.
+func TestChangedBySysctl(t *testing.T) {
+	t.Parallel()
+	for _, also := range slices.Compact([]string{kind, "bridge", "wireguard"}) {
+		s := newSpace(t)
+		if _, err := s.run("", "ip", "link", "add", "x0", "type", also); err != nil {
+			t.Logf("without %s, which this kernel does not have", also)
+			continue
+		}
+		s.ip("link del x0")
+		h := s.open(Options{})
+		if _, _, err := h.Adopt(s.ctx(), also, nil); err != nil {
+			t.Fatal(err)
+		}
+		must(t, h.Up(s.ctx(), 1420))
+		if out := s.show("-6 addr show dev wg0"); out != "" {
+			t.Fatalf("%s: there is an address: %s", also, out)
+		}
+		for _, c := range []struct{ name, value string }{
+			{"ipv6/conf/wg0/disable_ipv6", "1"}, {"ipv6/conf/wg0/disable_ipv6", "0"},
+			{"ipv6/conf/all/disable_ipv6", "1"}, {"ipv6/conf/all/disable_ipv6", "0"},
+			{"ipv4/conf/wg0/rp_filter", "1"}, {"ipv4/conf/wg0/rp_filter", "2"},
+			{"ipv4/conf/all/rp_filter", "1"}, {"ipv4/conf/all/rp_filter", "0"},
+			{"mtu", "1200"}, {"mtu", "1420"},
+		} {
+			for quiet := false; !quiet; {
+				select {
+				case <-h.Changed():
+				case <-time.After(100 * time.Millisecond):
+					quiet = true
+				}
+			}
+			if c.name == "mtu" {
+				s.ip("link set wg0 mtu " + c.value)
+			} else {
+				s.sysctl(c.name, c.value)
+			}
+			select {
+			case <-h.Changed():
+			case <-time.After(time.Second):
+				t.Errorf("%s: %s set to %s: not seen", also, c.name, c.value)
+			}
+		}
 	}
 }
 

@@ -9,12 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups are the multicast groups whose messages say that the host changed.
+// groups are the multicast groups whose messages say that the host changed. That a link loses its IPv6 side, or gets
+// it back, is told by the route to the multicast addresses that goes and comes with it; the reverse path filter by
+// NETCONF. Of IPv6 being disabled on a link without a carrier nothing is told, until it has one.
 var groups = []uint32{
 	unix.RTNLGRP_LINK,
 	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 	unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF,
 }
 
 // watcher listens to what the kernel tells everybody.
