@@ -164,6 +164,7 @@ func (h *Host) RemoveAddrs(ctx context.Context, s prefixes.Set) error {
 	for i, err := range h.takeAway(ctx, f, as, going) {
 		fails.add(going[i].local.Masked(), err)
 	}
+	h.release(ctx, f, minus(as, going))
 	return fails.join()
 }
 

@@ -175,6 +175,29 @@ func TestLastAddress(t *testing.T) {
 	}
 }
 
+// One that a killed process left beside an address goes with whatever is done next.
+func TestKeeperLeft(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	h := s.up(Options{})
+	must(t, h.AddAddrs(s.ctx(), prefixes.MustParse("10.7.0.1/32", "10.7.0.2/32")))
+	for what, f := range map[string]func() error{
+		"AddAddrs":             func() error { return h.AddAddrs(s.ctx(), prefixes.MustParse("10.7.0.2/32", "fd07::1/128")) },
+		"RemoveAddrs":          func() error { return h.RemoveAddrs(s.ctx(), prefixes.MustParse("10.7.0.2/32")) },
+		"RemoveAddrs, nothing": func() error { return h.RemoveAddrs(s.ctx(), prefixes.MustParse("10.7.0.9/32")) },
+		"Up":                   func() error { return h.Up(s.ctx(), 0) },
+	} {
+		s.ip("addr add 192.0.0.8/32 scope host dev wg0")
+		if st := s.read(h); st.Ready || st.Addrs.Has(pp("192.0.0.8/32")) {
+			t.Errorf("%s: before: %+v", what, st)
+		}
+		must(t, f())
+		if out := s.show("addr show dev wg0"); strings.Contains(out, "192.0.0.8") || !s.read(h).Ready {
+			t.Errorf("%s: left: %s", what, out)
+		}
+	}
+}
+
 // What keeps the routes of a link is nobody's source, and nothing that another mesh sees.
 func TestKeeperIsNoSource(t *testing.T) {
 	t.Parallel()
