@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -409,17 +410,17 @@ func (k *Kernel) greetLater(greetings []greeting) {
 	time.AfterFunc(second, func() {
 		k.op.Lock()
 		defer k.op.Unlock()
-		var due []greeting
-		for _, g := range greetings {
-			if _, still := k.later[g.key]; still {
-				delete(k.later, g.key)
-				due = append(due, g)
-			}
-		}
-		if !k.closed && k.model != nil {
-			k.greet(due...)
-		}
+		k.greetAll()
 	})
+}
+
+// greetAll greets those whom greetLater put off. op is held.
+func (k *Kernel) greetAll() {
+	due := slices.Collect(maps.Values(k.later))
+	clear(k.later)
+	if !k.closed && k.model != nil {
+		k.greet(due...)
+	}
 }
 
 // dropPrefixes takes prefixes from a peer.

@@ -18,5 +18,5 @@
 //
 // Changed reports what others do to links, addresses, routes and rules as it happens. Linux tells nobody
 // of changes of WireGuard's own, so the device is read every second for them, or less often where that
-// would take more than a hundredth of the time.
+// would take more than a twentieth of the time.
 package kernel

@@ -100,8 +100,9 @@ func (k *Kernel) Close() error {
 	k.closing.Do(func() {
 		close(k.done)
 		k.op.Lock()
-		k.closed = true
+		k.greetAll()
 		k.dismiss()
+		k.closed = true
 		k.conn.close()
 		k.op.Unlock()
 		err = errors.Join(k.host.Close(), k.held.Close())

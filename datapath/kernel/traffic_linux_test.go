@@ -461,7 +461,7 @@ func testCrossing(t *testing.T, sending bool) {
 		})
 	}
 	wg.Wait()
-	within(t, 30*time.Second, "both have shaken hands", func() bool {
+	within(t, 80*time.Second, "both have shaken hands", func() bool {
 		time.Sleep(50 * time.Millisecond)
 		return !p.a.read().Stats[p.b.public()].LastHandshake.IsZero() && !p.b.read().Stats[p.a.public()].LastHandshake.IsZero()
 	})

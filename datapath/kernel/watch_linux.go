@@ -12,7 +12,7 @@ const (
 	// pollEvery is how often the device is read for what Linux does not report.
 	pollEvery = time.Second
 	// pollShare bounds the part of the time that this takes: one in so many.
-	pollShare = 100
+	pollShare = 20
 )
 
 // Changed implements datapath.Notifier. Changes of the host that Apply made may be reported too. Close
