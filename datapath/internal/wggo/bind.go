@@ -1,4 +1,4 @@
-package netstack
+package wggo
 
 import (
 	"encoding/binary"
@@ -20,6 +20,7 @@ import (
 type bind struct {
 	conn.Bind
 	watch   *watch
+	do      func(func() error) error                 // runs what opens sockets
 	meant   func(msg []byte) bool                    // whether a handshake message is for this node's key
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
 	answers func(from netip.AddrPort)                // that a response arrived
@@ -45,7 +46,15 @@ func (w *watch) signal() {
 
 // Open opens the sockets. conn.StdNetBind reports port 0 where one of the two families is missing,
 // upon which the device would forget its port; then the port is chosen here.
-func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+func (b *bind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
+	err = b.do(func() (err error) {
+		fns, actual, err = b.open(port)
+		return err
+	})
+	return fns, actual, err
+}
+
+func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	fns, actual, err := b.Bind.Open(port)
 	if err != nil {
 		return nil, 0, err
