@@ -143,15 +143,21 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 	}
 }
 
-// Send sends to ep. An endpoint remembers the local address it was last heard at; where that is gone
-// from the host, sending from it fails, and the packet goes out from whichever address the host takes.
+// Send sends to ep.
+//
+// Several packets may go to Linux as one large one, that it is to cut (UDP_SEGMENT, udp(7)); it refuses that
+// where the pieces do not fit the underlay, while alone each would be sent, in fragments. So they are sent
+// one by one. Those that were sent before are then sent twice, and the second is dropped where it arrives.
+//
+// An endpoint remembers the local address it was last heard at; where that is gone from the host, sending
+// from it fails, and the packet goes out from whichever address the host takes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
 		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to, bufs[0]) {
 			return nil
 		}
 	}
-	err := b.Bind.Send(bufs, ep)
+	err := b.send(bufs, ep)
 	if err == nil || errors.As(err, new(conn.ErrUDPGSODisabled)) || errors.Is(err, net.ErrClosed) || !ep.SrcIP().IsValid() {
 		return err
 	}
@@ -159,7 +165,37 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if parseErr != nil {
 		return err
 	}
-	return b.Bind.Send(bufs, fresh)
+	return b.send(bufs, fresh)
+}
+
+// send sends packets together or, where that is refused, one by one. A packet that is refused by itself
+// keeps no other from being sent.
+func (b *bind) send(bufs [][]byte, ep conn.Endpoint) error {
+	err := b.Bind.Send(bufs, ep)
+	if len(bufs) < 2 || !refused(err) {
+		return err
+	}
+	var errs error
+	for i, p := range bufs {
+		err := b.Bind.Send([][]byte{p}, ep)
+		if i == 0 && errors.Is(err, syscall.EINVAL) {
+			return err // it is not for its size: the local address is gone
+		}
+		if errs == nil {
+			errs = err
+		}
+	}
+	return errs
+}
+
+// refused reports whether err may be about several packets that are sent as one. Which of the errors it
+// is depends on the version of Linux and on the interface.
+func refused(err error) bool {
+	var off conn.ErrUDPGSODisabled
+	if errors.As(err, &off) {
+		err = off.RetryErr // nil: they were sent in another way
+	}
+	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EIO)
 }
 
 // resend sends an initiation once more.

@@ -1,14 +1,19 @@
 package wggo
 
 import (
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.zx2c4.com/wireguard/conn"
 
 	"github.com/warren-mesh/warren/datapath/key"
 )
@@ -99,5 +104,68 @@ func TestProbe(t *testing.T) {
 	}
 	if err := probe(free); err != nil {
 		t.Errorf("a free port: %v", err)
+	}
+}
+
+// choosy is a Bind that refuses what several packets are sent as, or one packet.
+type choosy struct {
+	conn.Bind
+	together, alone error
+	sent            []string
+	calls           int
+}
+
+func (b *choosy) Send(bufs [][]byte, _ conn.Endpoint) error {
+	b.calls++
+	if len(bufs) > 1 && b.together != nil {
+		return b.together
+	}
+	for _, p := range bufs {
+		if string(p) == "bad" {
+			return b.alone
+		}
+		b.sent = append(b.sent, string(p))
+	}
+	return nil
+}
+
+// TestLargeSend holds that packets which are refused together go out one by one.
+func TestLargeSend(t *testing.T) {
+	ep, err := conn.NewStdNetBind().ParseEndpoint("192.0.2.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	errno := func(e syscall.Errno) error { return os.NewSyscallError("sendmmsg", e) }
+	three, bad := []string{"a", "b", "c"}, []string{"a", "bad", "c"}
+	for name, test := range map[string]struct {
+		together, alone error
+		send, sent      []string
+		calls           int
+		err             error
+	}{
+		"taken":                {nil, nil, three, three, 1, nil},
+		"too large":            {errno(syscall.EMSGSIZE), nil, three, three, 4, nil},
+		"no such option":       {errno(syscall.EINVAL), nil, three, three, 4, nil},
+		"no checksums":         {errno(syscall.EIO), nil, three, three, 4, nil},
+		"another way, refused": {conn.ErrUDPGSODisabled{RetryErr: errno(syscall.EMSGSIZE)}, nil, three, three, 4, nil},
+		"one is bad":           {errno(syscall.EMSGSIZE), errno(syscall.EMSGSIZE), bad, []string{"a", "c"}, 4, syscall.EMSGSIZE},
+		"no way":               {errno(syscall.ENETUNREACH), nil, three, nil, 1, syscall.ENETUNREACH},
+		"no such source":       {errno(syscall.EINVAL), errno(syscall.EINVAL), []string{"bad", "b"}, nil, 2, syscall.EINVAL},
+		"alone":                {errno(syscall.EMSGSIZE), errno(syscall.EMSGSIZE), []string{"bad"}, nil, 1, syscall.EMSGSIZE},
+	} {
+		c := &choosy{together: test.together, alone: test.alone}
+		b := &bind{Bind: c}
+		var bufs [][]byte
+		for _, p := range test.send {
+			bufs = append(bufs, []byte(p))
+		}
+		err := b.Send(bufs, ep)
+		if !errors.Is(err, test.err) || (err == nil) != (test.err == nil) || !slices.Equal(c.sent, test.sent) || c.calls != test.calls {
+			t.Errorf("%s: sent %v in %d calls, error %v; want %v in %d calls, error %v", name, c.sent, c.calls, err, test.sent, test.calls, test.err)
+		}
+	}
+	done := conn.ErrUDPGSODisabled{}
+	if err := (&bind{Bind: &choosy{together: done}}).Send([][]byte{{1}, {2}}, ep); err != done {
+		t.Errorf("packets that were sent in another way: %v", err)
 	}
 }
