@@ -291,7 +291,6 @@ func uniqueName(t testing.TB) string {
 func foreground(t testing.TB, s *space, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	cmd.Stderr = os.Stderr
 	s.must(cmd.Start)
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)

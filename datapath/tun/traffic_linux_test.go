@@ -215,7 +215,7 @@ func (s *stream) during(what string, f func() string) {
 	}
 }
 
-// both has TCP go both ways between two nodes in namespaces, over both families.
+// exchange has TCP go both ways between two nodes in namespaces, over both families.
 func (p pair) exchange(what string) {
 	p.a.t.Helper()
 	exchange(p.a.t, what+", inner IPv4", p.b.space.listen, p.a.space.dial, "10.0.0.2")
@@ -261,8 +261,9 @@ func (b away) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err erro
 
 // mixed is a node in one namespace and an in-process one whose sockets are in another.
 type mixed struct {
-	a *node
-	b *netstack.Net
+	a     *node
+	b     *netstack.Net
+	space *space // of b's sockets
 }
 
 func newMixed(t testing.TB, psk key.Preshared, v6 bool, mtu int, change ...func(*Options)) mixed {
@@ -304,7 +305,7 @@ func newMixed(t testing.TB, psk key.Preshared, v6 bool, mtu int, change ...func(
 		Endpoint:  netip.AddrPortFrom(netip.MustParseAddr(addrB), s.Device.ListenPort),
 		Preshared: psk, Prefixes: addrsB,
 	})
-	return mixed{a, b}
+	return mixed{a, b, sb}
 }
 
 func (m mixed) exchange() {
@@ -409,6 +410,7 @@ func TestNarrowUnderlay(t *testing.T) {
 			p.exchange("tun to tun")
 			m := newMixed(t, key.Preshared{}, v6, 1420, wide)
 			m.a.space.narrow(1280)
+			m.space.narrow(1280)
 			m.exchange()
 		})
 	}
