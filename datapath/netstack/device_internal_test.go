@@ -34,17 +34,14 @@ func TestDeviceDies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := n.wg.Device()
-		if err != nil {
-			t.Fatal(err)
-		}
 		busy := make(chan struct{})
 		go func() { // reads and writes what the end of the device clears
 			defer close(busy)
 			for !errors.Is(n.Apply(ctx, datapath.AddLocal{Prefixes: prefixes.MustParse("10.9.0.0/24")}), datapath.ErrNoDevice) {
 			}
 		}()
-		w.Close()
+		n.tun.Close() // with which the device ends, too
+		<-busy
 		if err := n.Apply(ctx, datapath.SetDevice{Device: datapath.Device{Mark: 1}}); !errors.Is(err, datapath.ErrNoDevice) {
 			t.Errorf("telling a dead device something: %v, want ErrNoDevice", err)
 		}
@@ -56,7 +53,6 @@ func TestDeviceDies(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatal("Changed did not fire")
 		}
-		<-busy
 		if _, h := n.link.table.Load().send(netip.MustParseAddr("10.9.0.1")); h.local || !n.local.IsEmpty() {
 			t.Errorf("without a device, %v is still local", n.local)
 		}

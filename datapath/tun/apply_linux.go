@@ -69,7 +69,12 @@ func none(err error) error {
 
 func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 	l, err := t.host.Link(ctx)
-	if err != nil && !errors.Is(err, hostnet.ErrNoLink) && t.index == 0 {
+	foreign := errors.As(err, new(*hostnet.ForeignError))
+	switch {
+	case err == nil || errors.Is(err, hostnet.ErrNoLink) || foreign && t.index != 0: // ours may have lost its mark
+	case t.exists():
+		return err
+	default:
 		return none(err)
 	}
 	there := t.present(l) == nil

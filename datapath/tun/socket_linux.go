@@ -26,13 +26,19 @@ type socket struct {
 	path    string
 	l       *net.UnixListener
 	id      fileID
-	device  func() (*device.Device, error)
+	device  speaker
 	changed func() // called after a change was asked for
 	tasks   sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{}
+}
+
+// speaker is a device that speaks the protocol.
+type speaker interface {
+	Get() (string, error)
+	Set(text string) error
 }
 
 // fileID tells a file from one that took its place.
@@ -50,7 +56,7 @@ func idOf(path string) (fileID, error) {
 func socketPath(folder, name string) string { return filepath.Join(folder, name+".sock") }
 
 // listen makes the socket, for its owner alone.
-func listen(path string, dev func() (*device.Device, error), changed func()) (*socket, error) {
+func listen(path string, dev speaker, changed func()) (*socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("folder of the socket: %w", err)
 	}
@@ -191,16 +197,12 @@ func (s *socket) serve(c net.Conn) {
 		if err != nil {
 			return
 		}
-		dev, err := s.device()
-		if err != nil {
-			return
-		}
 		answer := ""
 		switch {
 		case op == "get=1\n" && text == "":
-			answer, err = dev.IpcGet()
+			answer, err = s.device.Get()
 		case op == "set=1\n":
-			err = dev.IpcSet(text)
+			err = s.device.Set(text)
 			s.changed()
 		default:
 			return

@@ -270,7 +270,7 @@ func (t *TUN) look() {
 }
 
 func (t *TUN) listen(path string) (err error) {
-	t.socket, err = listen(path, t.wg.Device, t.notify)
+	t.socket, err = listen(path, t.wg, t.notify)
 	return err
 }
 

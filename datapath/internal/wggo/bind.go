@@ -47,11 +47,21 @@ func (w *watch) signal() {
 // Open opens the sockets. conn.StdNetBind reports port 0 where one of the two families is missing,
 // upon which the device would forget its port; then the port is chosen here.
 func (b *bind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
+	b.mu.Lock()
+	b.port = 0
+	b.mu.Unlock()
 	err = b.do(func() (err error) {
 		fns, actual, err = b.open(port)
 		return err
 	})
 	return fns, actual, err
+}
+
+// at returns the port there is; 0 where there is none.
+func (b *bind) at() uint16 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.port
 }
 
 func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {

@@ -158,13 +158,31 @@ func (n *WireGuard) device() (*wireguard, error) {
 	return n.wg, nil
 }
 
-// Device returns what wireguard-go calls a device, for those who talk to it themselves.
-func (n *WireGuard) Device() (*device.Device, error) {
+// Get returns the device in UAPI text, for others than the driver.
+func (n *WireGuard) Get() (string, error) {
 	w, err := n.device()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	return w.Device, nil
+	return w.IpcGet()
+}
+
+// Set tells the device what others than the driver say to it, in UAPI text. It may be called at any time.
+func (n *WireGuard) Set(text string) error {
+	w, err := n.device()
+	if err != nil {
+		return err
+	}
+	if k, ok := uapi.OwnKey(text); ok && w.LookupPeer(k.Bytes()) != nil { // see Change
+		if err := w.set(uapi.RemovePeer(k)); err != nil {
+			return err
+		}
+	}
+	port := w.bind.at()
+	if err = w.set(text); err != nil && w.bind.at() == 0 {
+		_ = back(w, port) // err says why
+	}
+	return err
 }
 
 // Families returns in which families the device has sockets; without a device, in none.
@@ -384,12 +402,21 @@ func (n *WireGuard) changePort(w *wireguard, to, from uint16) error {
 	} else {
 		err = fmt.Errorf("UDP port %d: %w", to, err)
 	}
-	// The device gave up its socket before it tried.
-	if back := w.set(uapi.Port(from)); back != nil {
-		err = fmt.Errorf("%w; and back to port %d: %w", err, from, back)
-		if last := w.set(uapi.Port(0)); last != nil {
-			err = fmt.Errorf("%w; and to any port: %w", err, last)
-		}
+	if back := back(w, from); back != nil {
+		err = fmt.Errorf("%w; %w", err, back)
+	}
+	return err
+}
+
+// back has the device on a port again. It gave up its sockets before it tried to have another one.
+func back(w *wireguard, port uint16) error {
+	err := w.set(uapi.Port(port))
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("and back to port %d: %w", port, err)
+	if last := w.set(uapi.Port(0)); last != nil {
+		err = fmt.Errorf("%w; and to any port: %w", err, last)
 	}
 	return err
 }
