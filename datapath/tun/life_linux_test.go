@@ -1,6 +1,7 @@
 package tun
 
 import (
+	"bufio"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -683,5 +685,84 @@ func TestCleanup(t *testing.T) {
 	}
 	if after := shown(); after != before {
 		t.Errorf("was\n%s\nis\n%s", before, after)
+	}
+}
+
+// childOf has this test binary be a program that makes a device in the namespace it names, and waits to be killed.
+const childOf = "WARREN_TUN_CHILD_OF"
+
+func childOptions(namespace, dir string) Options {
+	return Options{Namespace: namespace, Socket: dir, Sources: SourceLoopback}
+}
+
+func childState(k key.Private) datapath.State {
+	return datapath.State{Device: datapath.Device{Key: k}, Addrs: addrsA}
+}
+
+func child(namespace string) {
+	k, err := key.NewPrivate()
+	var d *TUN
+	if err == nil {
+		d, err = New(childOptions(namespace, os.Args[1]))
+	}
+	if err == nil {
+		err = datapath.Sync(context.Background(), d, childState(k))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// TestKilled has a process with a device killed. What it leaves is nobody's, and is in nobody's way.
+func TestKilled(t *testing.T) {
+	s := newSpace(t)
+	s.out()
+	dir := folder(t)
+	cmd := exec.Command("/proc/self/exe", dir)
+	cmd.Env = append(os.Environ(), childOf+"="+s.path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the process says %q, %v", line, err)
+	}
+	n := &node{TUN: s.tun(t, func(o *Options) { *o = childOptions(s.path, dir) }), t: t, space: s, name: "next", want: childState(newKey(t))}
+	set := datapath.SetDevice{Device: n.want.Device}
+	err = n.Apply(t.Context(), set)
+	if pid := fmt.Sprintf("process %d ", cmd.Process.Pid); !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(fmt.Sprint(err), pid) {
+		t.Errorf("while the process runs: %v", err)
+	}
+	n.apply(datapath.RemoveDevice{})
+	if links := s.links(); !slices.Contains(links, DefaultInterface) {
+		t.Errorf("RemoveDevice took the device of the process: %v", links)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	begun := time.Now()
+	if links := s.links(); slices.Contains(links, DefaultInterface) {
+		t.Errorf("the device outlives its process: %v", links)
+	}
+	n.sync()
+	t.Logf("a new device after %v", time.Since(begun).Round(time.Millisecond))
+	if _, err := say(socketPath(dir, DefaultInterface), "get=1\n"); err != nil {
+		t.Error(err)
+	}
+	n.apply(datapath.RemoveDevice{})
+	if a := n.read().Addrs; !a.IsEmpty() {
+		t.Errorf("addresses are left: %v", a)
 	}
 }

@@ -28,7 +28,12 @@ import (
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if path := os.Getenv(childOf); path != "" {
+		child(path)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // The main thread stays with the main goroutine: one that ended on it in another namespace would leave it
 // there, and /proc/self would be about that.
@@ -491,13 +496,6 @@ func quiet(k *TUN) {
 			return
 		}
 	}
-}
-
-func failures(err error) (n int) {
-	for range datapath.Failures(err) {
-		n++
-	}
-	return n
 }
 
 func background(d time.Duration) (context.Context, context.CancelFunc) {

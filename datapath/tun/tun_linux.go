@@ -262,11 +262,12 @@ func (t *TUN) look() {
 	}
 	path := t.socket.path
 	t.socket.close()
-	if t.socket = nil; t.listen(path) == nil {
-		t.log.Info("the socket was removed by somebody else, and is brought back", "path", path)
-	} else {
-		t.log.Warn("the socket was removed by somebody else, and cannot be brought back", "path", path)
+	t.socket = nil
+	if err := t.listen(path); err != nil {
+		t.log.Warn("the socket was removed by somebody else, and cannot be brought back", "path", path, "reason", err)
+		return
 	}
+	t.log.Info("the socket was removed by somebody else, and is brought back", "path", path)
 }
 
 func (t *TUN) listen(path string) (err error) {
