@@ -133,10 +133,14 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 
 // newLink makes the interface.
 func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
-	if held, err := t.held(ctx); err != nil || held {
-		return nil, errors.Join(err, t.taken(held))
+	held, left, err := t.held(ctx)
+	switch {
+	case held:
+		err = t.taken()
+	case left:
+		err = t.host.Remove(ctx)
 	}
-	if err := t.vacate(ctx); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	var made *link
@@ -147,7 +151,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 		})
 	})
 	if err == nil && made == nil { // somebody else was faster
-		err = t.taken(true)
+		err = t.taken()
 	}
 	if err != nil {
 		if made != nil {
@@ -161,25 +165,22 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 }
 
 // taken is the error of an interface that is marked as ours and held by somebody else.
-func (t *TUN) taken(held bool) error {
-	if !held {
-		return nil
-	}
+func (t *TUN) taken() error {
 	return &hostnet.ForeignError{
 		What: "interface " + t.opts.Interface, Owner: "a mesh with the same settings has it, in " + holders(t.opts.Interface),
 		Remedy: "end that one first, or choose another interface name",
 	}
 }
 
-// held reports whether another process, or another TUN of this one, has the interface that is marked as ours.
-// One of another kind nobody has, and neither one that somebody made persistent and left.
-func (t *TUN) held(ctx context.Context) (bool, error) {
+// held reports whether another process, or another TUN of this one, has the interface that is marked as ours;
+// and whether there is one that nobody has, which takes somebody who made it persistent.
+func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
 	l, err := t.host.Link(ctx)
 	if errors.As(err, new(*hostnet.ForeignError)) || errors.Is(err, hostnet.ErrNoLink) || err == nil && l.Kind != kind {
-		return false, nil
+		return false, false, nil // Adopt says what is in the way, and removes ours of another kind
 	}
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	err = t.host.Do(func() error {
 		fd, err := attach(l.Name)
@@ -189,18 +190,9 @@ func (t *TUN) held(ctx context.Context) (bool, error) {
 		return err
 	})
 	if errors.Is(err, unix.EBUSY) {
-		return true, nil
+		return true, false, nil
 	}
-	return false, err
-}
-
-// vacate removes what is marked as ours and nobody has.
-func (t *TUN) vacate(ctx context.Context) error {
-	l, err := t.host.Link(ctx)
-	if err != nil || l.Kind != kind {
-		return nil // Adopt says what is in the way, and removes ours of another kind
-	}
-	return t.host.Remove(ctx)
+	return false, err == nil, err
 }
 
 // chooseMTU returns the MTU of a new device: what fits, with WireGuard's 80 bytes over IPv6, into the
@@ -219,7 +211,7 @@ func (t *TUN) chooseMTU(ctx context.Context) int {
 
 func (t *TUN) removeDevice(ctx context.Context) error {
 	t.drop()
-	if held, err := t.held(ctx); err != nil || held {
+	if held, _, err := t.held(ctx); err != nil || held {
 		return err // what another process has is not this one's to remove
 	}
 	if err := t.host.Remove(ctx); err != nil && !errors.Is(err, datapath.ErrNoDevice) {

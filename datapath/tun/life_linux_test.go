@@ -571,6 +571,11 @@ func TestLeaks(t *testing.T) {
 	}
 	round(1)
 	before := counted(s)
+	for since := time.Now(); time.Since(since) < 300*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+		if now := counted(s); now != before {
+			before, since = now, time.Now()
+		}
+	}
 	begun := time.Now()
 	for i := range rounds {
 		round(i)
