@@ -21,6 +21,6 @@
 //
 // # Implementations
 //
-// Package memory is the reference, netstack needs no privilege. Package datapathtest has
-// the suite that each of them passes.
+// Package memory is the reference, netstack needs no privilege, tun and kernel have the whole host in the
+// mesh. Package datapathtest has the suite that each of them passes.
 package datapath

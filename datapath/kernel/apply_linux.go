@@ -34,7 +34,7 @@ func (k *Kernel) Apply(ctx context.Context, ops ...datapath.Op) error {
 	k.op.Lock()
 	defer k.op.Unlock()
 	a := newApply(k, ops)
-	err := split(datapath.Each(ctx, ops, a.do))
+	err := hostnet.Split(datapath.Each(ctx, ops, a.do))
 	a.greet()
 	return errors.Join(err, a.verify(ctx))
 }
@@ -688,45 +688,4 @@ func (a *apply) removeDevice(ctx context.Context) error {
 	a.found, a.device, a.toGreet = false, nil, nil
 	clear(a.touched)
 	return nil
-}
-
-// split replaces the error of an op about several prefixes by one for each part of it that failed.
-func split(err error) error {
-	var errs []error
-	for f := range datapath.Failures(err) {
-		if parts := partsOf(f); parts != nil {
-			errs = append(errs, parts...)
-		} else {
-			errs = append(errs, f)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// partsOf returns an *OpError for each prefix of an op that failed; nil where all of it did.
-func partsOf(f *datapath.OpError) (parts []error) {
-	for p, err := range hostnet.Items(f.Err) {
-		if !p.IsValid() {
-			return nil
-		}
-		var op datapath.Op
-		switch o := f.Op.(type) {
-		case datapath.AddAddrs:
-			op = datapath.AddAddrs{Addrs: prefixes.Must(p)}
-		case datapath.RemoveAddrs:
-			op = datapath.RemoveAddrs{Addrs: prefixes.Must(p)}
-		case datapath.RemoveRoutes:
-			op = datapath.RemoveRoutes{Prefixes: prefixes.Must(p)}
-		case datapath.AddRoutes:
-			i := slices.IndexFunc(o.Routes, func(r datapath.Route) bool { return r.Prefix == p })
-			if i < 0 {
-				return nil
-			}
-			op = datapath.AddRoutes{Routes: o.Routes[i : i+1]}
-		default:
-			return nil
-		}
-		parts = append(parts, &datapath.OpError{Op: op, Err: err})
-	}
-	return parts
 }

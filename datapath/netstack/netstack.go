@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/wggo"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -52,41 +52,24 @@ type Net struct {
 	log   *slog.Logger
 	link  *link
 	stack *stack.Stack
-	watch watch
+	wg    *wggo.WireGuard
 	pings pings
 
 	changed chan struct{} // of Notifier; capacity 1
 	done    chan struct{} // closed by Close
 	tasks   sync.WaitGroup
 
-	op      sync.Mutex   // held by whatever reads or changes the device
-	toGreet []key.Public // of the Apply under way
+	op  sync.Mutex // held by whatever reads or changes the device
+	tun *tunDevice // of the device there was last
 
-	mu      sync.Mutex // guards what follows; held shortly
-	wg      *wireguard // nil: there is no device
+	mu      sync.Mutex // guards what follows, and what wg remembers; held shortly
 	addrs   prefixes.Set
 	local   prefixes.Set
 	routes  map[netip.Prefix]netip.Addr
-	peers   map[key.Public]*peer
-	born    uint64 // counts peers that were created
+	peers   map[key.Public]map[netip.Prefix]struct{} // prefixes by peer on the device
 	settled bool
 	news    chan struct{}      // closed, and made anew, when something that a dial waits for may have changed
 	pinned  map[netip.Addr]int // addresses the stack was given, and by how many
-
-	first     map[netip.AddrPort]*precedence
-	heard     map[netip.AddrPort]time.Time // when an initiation came from there
-	lively    map[netip.AddrPort]time.Time // when any handshake message did
-	greets    map[key.Public]*greeting     // peers that are being greeted
-	observing bool                         // the observe goroutine runs
-}
-
-// peer is what is remembered of a peer on the device.
-type peer struct {
-	prefixes map[netip.Prefix]struct{}
-	endpoint netip.AddrPort // as it was put last; zero: never
-	born     uint64
-	shook    bool      // a handshake was completed, with the key the device has
-	stale    time.Time // the last handshake with the key it had before
 }
 
 var (
@@ -110,12 +93,13 @@ func New(o Options) (*Net, error) {
 	n := &Net{
 		opts: o, log: o.Logger, link: newLink(o.MTU),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
-		routes: make(map[netip.Prefix]netip.Addr), peers: make(map[key.Public]*peer),
+		routes: make(map[netip.Prefix]netip.Addr), peers: make(map[key.Public]map[netip.Prefix]struct{}),
 		news: make(chan struct{}), pinned: make(map[netip.Addr]int),
-		greets: make(map[key.Public]*greeting), first: make(map[netip.AddrPort]*precedence),
-		heard: make(map[netip.AddrPort]time.Time), lively: make(map[netip.AddrPort]time.Time),
 	}
-	n.watch.wake = make(chan struct{}, 1)
+	n.wg = wggo.New(wggo.Options{
+		Mu: &n.mu, Logger: n.log, Bind: o.Bind,
+		Removed: n.removed, Shook: n.announce, Ended: n.ended,
+	})
 	s, err := newStack(n.link)
 	if err != nil {
 		return nil, fmt.Errorf("netstack: %w", err)
@@ -162,6 +146,7 @@ func (n *Net) Close() error {
 		return nil
 	}
 	n.removeDevice()
+	n.wg.Close()
 	n.link.in.close()
 	n.stack.Close()
 	n.stack.Wait()
@@ -195,7 +180,7 @@ func (n *Net) announce() {
 func (n *Net) Apply(ctx context.Context, ops ...datapath.Op) error {
 	n.op.Lock()
 	defer n.op.Unlock()
-	defer n.greetNew()
+	defer n.wg.GreetNew()
 	return datapath.Each(ctx, ops, func(_ context.Context, op datapath.Op) error {
 		if n.isClosed() {
 			return errClosed
@@ -213,9 +198,8 @@ func (n *Net) do(op datapath.Op) error {
 		n.removeDevice()
 		return nil
 	}
-	wg, err := n.device()
-	if err != nil {
-		return err
+	if !n.exists() {
+		return datapath.ErrNoDevice
 	}
 	switch o := op.(type) {
 	case datapath.AddAddrs:
@@ -231,11 +215,11 @@ func (n *Net) do(op datapath.Op) error {
 	case datapath.RemoveRoutes:
 		n.removeRoutes(o.Prefixes)
 	case datapath.PutPeer:
-		return n.putPeer(wg, o)
+		return n.putPeer(o)
 	case datapath.DropPrefixes:
-		return n.dropPrefixes(wg, o)
+		return n.dropPrefixes(o)
 	case datapath.RemovePeer:
-		return n.removePeer(wg, o.Key)
+		return n.wg.RemovePeer(o.Key)
 	default:
 		return fmt.Errorf("op %T: %w", op, errors.ErrUnsupported)
 	}
@@ -247,7 +231,12 @@ func (n *Net) do(op datapath.Op) error {
 func (n *Net) edit(change func(*edit)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.wg == nil {
+	n.editHeld(change)
+}
+
+// editHeld is edit for those who hold mu.
+func (n *Net) editHeld(change func(*edit)) {
+	if !n.wg.Exists() {
 		return
 	}
 	e := edit{*n.link.table.Load()}
@@ -341,10 +330,7 @@ func (n *Net) forget() {
 		n.unpin(p.Addr())
 	}
 	n.addrs, n.local = prefixes.Set{}, prefixes.Set{}
-	clear(n.greets)
-	clear(n.first)
-	clear(n.heard)
-	n.routes, n.peers = make(map[netip.Prefix]netip.Addr), make(map[key.Public]*peer)
+	n.routes, n.peers = make(map[netip.Prefix]netip.Addr), make(map[key.Public]map[netip.Prefix]struct{})
 	n.link.table.Store(newTable())
 	n.announce()
 }

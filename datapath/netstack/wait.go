@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/warren-mesh/warren/datapath/internal/uapi"
 	"github.com/warren-mesh/warren/datapath/key"
 )
 
@@ -89,15 +88,14 @@ func (n *Net) await(ctx context.Context, dst netip.Addr) error {
 	watching := false
 	for {
 		n.mu.Lock()
-		news, settled, w := n.news, n.settled, n.wg
+		news, settled := n.news, n.settled
 		t := n.link.table.Load()
 		v, _ := t.send(dst)
 		e := &WaitError{Addr: dst, Err: ErrNoRoute}
 		shook, greeted := false, false
 		if k, ok := t.peers.Lookup(dst); ok && v == outside {
-			p := n.peers[k]
-			e.Peer, e.Endpoint, e.Err, shook = k, p.endpoint, ErrNoHandshake, p.shook
-			_, greeted = n.greets[k]
+			p := n.wg.Status(k)
+			e.Peer, e.Endpoint, e.Err, shook, greeted = k, p.Endpoint, ErrNoHandshake, p.Shook, p.Greeted
 		}
 		n.mu.Unlock()
 		switch {
@@ -116,11 +114,11 @@ func (n *Net) await(ctx context.Context, dst netip.Addr) error {
 			return nil
 		case e.Err == ErrNoHandshake && !watching:
 			watching = true
-			n.startWatch()
-			defer n.stopWatch()
+			n.wg.Watch()
+			defer n.wg.Unwatch()
 		}
-		if e.Endpoint.IsValid() && w != nil && !greeted {
-			initiate(w, e.Peer, false)
+		if e.Endpoint.IsValid() && !greeted {
+			n.wg.Initiate(e.Peer)
 		}
 		again := time.NewTimer(time.Second)
 		select {
@@ -146,113 +144,20 @@ func (n *Net) noAnswer(ctx context.Context, dst netip.Addr) error {
 	t := n.link.table.Load()
 	if v, _ := t.send(dst); v == outside {
 		if k, ok := t.peers.Lookup(dst); ok {
-			e.Peer, e.Endpoint = k, n.peers[k].endpoint
+			e.Peer, e.Endpoint = k, n.wg.Status(k).Endpoint
 		}
 	}
 	return e
 }
 
-// startWatch has the device asked for handshakes for as long as anybody waits for one. There is one
-// who asks for all, since an answer names all peers.
-func (n *Net) startWatch() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.watch.waiting.Add(1)
-	n.startObserving()
-}
+// nudgeAfter is how long a dial waits for an answer before the session is taken for one that works in one
+// direction only, as two handshakes that crossed on busy hosts leave it.
+const nudgeAfter = 2 * time.Second
 
-func (n *Net) stopWatch() { n.watch.waiting.Add(-1) }
-
-// startObserving has observe look at what there is to do. mu is held.
-func (n *Net) startObserving() {
-	if !n.observing && !n.isClosed() { // once closed, Close may be past waiting for tasks
-		n.observing = true
-		n.tasks.Go(n.observe)
+// nudge begins another handshake with the peer that dst is sent to, beside the session there is. WireGuard
+// would do so after 15 s without an answer, and allows one in 5 s (REKEY_TIMEOUT).
+func (n *Net) nudge(dst netip.Addr) {
+	if k, ok := n.link.table.Load().peers.Lookup(dst); ok {
+		n.wg.Initiate(k)
 	}
-	n.watch.signal()
-}
-
-// observe greets peers, and asks the device for handshakes when packets came that may have completed
-// one that somebody waits for, and now and then. It spends about a tenth of its time on that, but on a device with many
-// peers, or a busy host, not less than one look in 50 ms: somebody waits.
-func (n *Net) observe() {
-	tick := time.NewTimer(0)
-	defer tick.Stop()
-	for {
-		select {
-		case <-n.done:
-			return
-		case <-n.watch.wake:
-		case <-tick.C:
-		}
-		n.mu.Lock()
-		now := time.Now()
-		waiting := n.watch.waiting.Load() > 0
-		due := false
-		next := now.Add(time.Hour)
-		if waiting {
-			next = now.Add(100 * time.Millisecond)
-		}
-		for _, g := range n.greets {
-			due = due || !g.next.After(now)
-			if g.next.Before(next) {
-				next = g.next
-			}
-		}
-		n.observing = waiting || len(n.greets) > 0
-		observing := n.observing
-		n.mu.Unlock()
-		if !observing {
-			return
-		}
-		pause := 2 * time.Millisecond
-		if waiting || due {
-			n.lookForHandshakes()
-			pause = max(pause, min(9*time.Since(now), 50*time.Millisecond))
-		}
-		if due {
-			n.greetDue(now)
-			next = now // see when the next one is due
-		}
-		select {
-		case <-n.done:
-			return
-		case <-time.After(pause):
-		}
-		tick.Reset(max(0, time.Until(next)))
-	}
-}
-
-func (n *Net) lookForHandshakes() {
-	n.mu.Lock()
-	w, born := n.wg, n.born
-	n.mu.Unlock()
-	if w == nil {
-		return
-	}
-	text, err := w.IpcGet()
-	if err != nil {
-		return
-	}
-	found := uapi.Handshakes(text)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	some := false
-	for k, at := range found {
-		some = n.shook(k, at, born) || some
-	}
-	if some {
-		n.announce()
-	}
-}
-
-// shook notes that peer k completed a handshake, according to a reading that was begun when born
-// peers had been created. It returns whether that is new. mu is held.
-func (n *Net) shook(k key.Public, at time.Time, born uint64) bool {
-	p := n.peers[k]
-	if p == nil || p.shook || p.born > born || at.Equal(p.stale) {
-		return false
-	}
-	p.shook = true
-	return true
 }

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -243,6 +244,47 @@ func items(err error, yield func(netip.Prefix, error) bool) bool {
 		return true
 	}
 	return yield(netip.Prefix{}, err)
+}
+
+// Split replaces the error of an op about several prefixes by one for each part of it that failed.
+func Split(err error) error {
+	var errs []error
+	for f := range datapath.Failures(err) {
+		if parts := partsOf(f); parts != nil {
+			errs = append(errs, parts...)
+		} else {
+			errs = append(errs, f)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// partsOf returns an *OpError for each prefix of an op that failed; nil where all of it did.
+func partsOf(f *datapath.OpError) (parts []error) {
+	for p, err := range Items(f.Err) {
+		if !p.IsValid() {
+			return nil
+		}
+		var op datapath.Op
+		switch o := f.Op.(type) {
+		case datapath.AddAddrs:
+			op = datapath.AddAddrs{Addrs: prefixes.Must(p)}
+		case datapath.RemoveAddrs:
+			op = datapath.RemoveAddrs{Addrs: prefixes.Must(p)}
+		case datapath.RemoveRoutes:
+			op = datapath.RemoveRoutes{Prefixes: prefixes.Must(p)}
+		case datapath.AddRoutes:
+			i := slices.IndexFunc(o.Routes, func(r datapath.Route) bool { return r.Prefix == p })
+			if i < 0 {
+				return nil
+			}
+			op = datapath.AddRoutes{Routes: o.Routes[i : i+1]}
+		default:
+			return nil
+		}
+		parts = append(parts, &datapath.OpError{Op: op, Err: err})
+	}
+	return parts
 }
 
 // Cleanup removes what a mesh with these Options left on the host, and nothing else: links, with all that

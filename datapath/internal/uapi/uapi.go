@@ -109,6 +109,29 @@ func RemovePeer(k key.Public) string {
 	return b.String()
 }
 
+// OwnKey returns the public key that a device has once it was told set text; ok is false where the text
+// leaves the device the key it has.
+func OwnKey(text string) (k key.Public, ok bool) {
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), "=")
+		switch name {
+		case "private_key":
+			b, err := unhex(value)
+			if err != nil {
+				return key.Public{}, false
+			}
+			private, err := key.PrivateFromBytes(b)
+			if err != nil {
+				return key.Public{}, false
+			}
+			k, ok = private.Public(), true
+		case "public_key": // the rest is of peers
+			return k, ok
+		}
+	}
+	return k, ok
+}
+
 // Unmap returns a with an IPv4-mapped address turned into IPv4: a socket for both families reports
 // the peers it hears of so.
 func Unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -213,3 +213,17 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestOwnKey(t *testing.T) {
+	a, b := private(7), private(9)
+	line := func(k key.Private) string { return "private_key=" + hexOf(k.Bytes()) + "\n" }
+	for text, want := range map[string]key.Public{
+		"": {}, "listen_port=9\n": {}, line(a): a.Public(), "fwmark=1\n" + line(a) + "listen_port=9\n": a.Public(), line(a) + line(b): b.Public(),
+		"public_key=" + hexOf(b.Public().Bytes()) + "\n" + line(a): {}, line(a) + "public_key=" + hexOf(b.Public().Bytes()) + "\n": a.Public(),
+		"private_key=" + strings.Repeat("0", 64) + "\n": {}, "private_key=x\n": {},
+	} {
+		if got, ok := uapi.OwnKey(text); got != want || ok != !want.IsZero() {
+			t.Errorf("%q: %v, %t, want %v", text, got, ok, want)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package netstack
+package wggo
 
 import (
 	"bytes"
@@ -30,17 +30,29 @@ var (
 	greetLast  = [...]time.Duration{0, 500 * time.Millisecond, 2 * time.Second}
 )
 
+// GreetNew greets the peers that were put. A driver calls it when the rest of an Apply is done, so that what
+// follows a handshake at once finds its route back.
+func (n *WireGuard) GreetNew() {
+	w, err := n.device()
+	for _, k := range n.toGreet {
+		if err == nil {
+			n.greet(w, k)
+		}
+	}
+	n.toGreet = nil
+}
+
 // greet starts handshakes with a peer until one is completed, or enough were tried; from then on
-// WireGuard goes by its own timers. n.op is held.
-func (n *Net) greet(w *wireguard, k key.Public) {
+// WireGuard goes by its own timers.
+func (n *WireGuard) greet(w *wireguard, k key.Public) {
 	times := greetLast
 	if w.public.Compare(k) < 0 {
 		times = greetFirst
 	}
-	n.mu.Lock()
+	n.o.Mu.Lock()
 	n.greets[k] = &greeting{step: stepAnew, next: time.Now().Add(times[stepAnew])}
 	n.startObserving()
-	n.mu.Unlock()
+	n.o.Mu.Unlock()
 	initiate(w, k, false)
 }
 
@@ -86,7 +98,7 @@ const (
 )
 
 // moveEndpoint notes where a peer is reached. mu is held.
-func (n *Net) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) {
+func (n *WireGuard) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) {
 	if p := n.first[from]; p != nil && p.key == k && from != to {
 		delete(n.first, from)
 	}
@@ -98,9 +110,9 @@ func (n *Net) moveEndpoint(w *wireguard, k key.Public, from, to netip.AddrPort) 
 }
 
 // yields reports whether an initiation that is to be sent is dropped. It is called by the device.
-func (n *Net) yields(to netip.AddrPort, msg []byte) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (n *WireGuard) yields(to netip.AddrPort, msg []byte) bool {
+	n.o.Mu.Lock()
+	defer n.o.Mu.Unlock()
 	to = uapi.Unmap(to)
 	p := n.first[to]
 	if p == nil {
@@ -117,18 +129,18 @@ func (n *Net) yields(to netip.AddrPort, msg []byte) bool {
 }
 
 // answers notes that a handshake response arrived. It is called by the device.
-func (n *Net) answers(from netip.AddrPort) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (n *WireGuard) answers(from netip.AddrPort) {
+	n.o.Mu.Lock()
+	defer n.o.Mu.Unlock()
 	if len(n.greets) > 0 {
 		n.speaks(uapi.Unmap(from))
 	}
 }
 
 // crosses reports whether an initiation that arrived is dropped. It is called by the device.
-func (n *Net) crosses(from netip.AddrPort) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (n *WireGuard) crosses(from netip.AddrPort) bool {
+	n.o.Mu.Lock()
+	defer n.o.Mu.Unlock()
 	from = uapi.Unmap(from)
 	n.speaks(from)
 	p := n.first[from]
@@ -145,7 +157,7 @@ func (n *Net) crosses(from netip.AddrPort) bool {
 }
 
 // speaks notes that a handshake message arrived from a peer. mu is held.
-func (n *Net) speaks(from netip.AddrPort) {
+func (n *WireGuard) speaks(from netip.AddrPort) {
 	if len(n.lively) >= maxHeard {
 		clear(n.lively)
 	}
@@ -153,7 +165,7 @@ func (n *Net) speaks(from netip.AddrPort) {
 }
 
 // greetAgain has another try soon, where there is no session yet. mu is held.
-func (n *Net) greetAgain(k key.Public, step int) {
+func (n *WireGuard) greetAgain(k key.Public, step int) {
 	if p := n.peers[k]; p != nil && !p.shook {
 		n.greets[k] = &greeting{step: step, next: time.Now().Add(crossed)}
 		n.startObserving()
@@ -172,31 +184,23 @@ func initiate(w *wireguard, k key.Public, anew bool) {
 	_ = p.SendHandshakeInitiation(false) // wireguard-go logs why it could not
 }
 
-// nudgeAfter is how long a dial waits for an answer before the session is taken for one that works in one
-// direction only, as two handshakes that crossed on busy hosts leave it.
-const nudgeAfter = 2 * time.Second
-
-// nudge begins another handshake with the peer that dst is sent to, beside the session there is. WireGuard
-// would do so after 15 s without an answer, and allows one in 5 s (REKEY_TIMEOUT).
-func (n *Net) nudge(dst netip.Addr) {
-	n.mu.Lock()
-	w, t := n.wg, n.link.table.Load()
-	k, ok := t.peers.Lookup(dst)
-	n.mu.Unlock()
-	if ok && w != nil {
+// Initiate sends a handshake initiation to a peer, beside the session there may be. WireGuard allows one in
+// 5 s (REKEY_TIMEOUT).
+func (n *WireGuard) Initiate(k key.Public) {
+	if w, err := n.device(); err == nil {
 		initiate(w, k, false)
 	}
 }
 
 // greetDue carries out the greetings that are due.
-func (n *Net) greetDue(now time.Time) {
+func (n *WireGuard) greetDue(now time.Time) {
 	type due struct {
 		key key.Public
 		to  netip.AddrPort
 		msg []byte // to be sent once more; nil: a new one
 	}
 	var ks []due
-	n.mu.Lock()
+	n.o.Mu.Lock()
 	w := n.wg
 	if w == nil {
 		clear(n.greets)
@@ -233,7 +237,7 @@ func (n *Net) greetDue(now time.Time) {
 			g.next = g.next.Add(times[g.step] - times[g.step-1])
 		}
 	}
-	n.mu.Unlock()
+	n.o.Mu.Unlock()
 	for _, d := range ks {
 		if d.msg != nil {
 			w.bind.resend(d.msg, d.to)

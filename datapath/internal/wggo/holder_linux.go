@@ -1,4 +1,4 @@
-package netstack
+package wggo
 
 import (
 	"bytes"
@@ -11,11 +11,11 @@ import (
 // portHolder returns which process has a UDP port, "" where that cannot be known: the process may
 // be another user's, or in another PID namespace.
 //
-// The format of /proc/net/udp is in proc_pid_net(5): the second column is the local address with the
+// The format of these files is in proc_pid_net(5): the second column is the local address with the
 // port in hex after a colon, the tenth the inode of the socket.
 func portHolder(port uint16) string {
 	inodes := make(map[string]bool)
-	for _, name := range []string{"/proc/net/udp", "/proc/net/udp6"} {
+	for _, name := range []string{"/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"} {
 		b, err := os.ReadFile(name)
 		if err != nil {
 			continue

@@ -1,4 +1,4 @@
-package netstack
+package wggo
 
 import (
 	"encoding/binary"
@@ -20,6 +20,7 @@ import (
 type bind struct {
 	conn.Bind
 	watch   *watch
+	do      func(func() error) error                 // runs what opens sockets
 	meant   func(msg []byte) bool                    // whether a handshake message is for this node's key
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
 	answers func(from netip.AddrPort)                // that a response arrived
@@ -45,7 +46,25 @@ func (w *watch) signal() {
 
 // Open opens the sockets. conn.StdNetBind reports port 0 where one of the two families is missing,
 // upon which the device would forget its port; then the port is chosen here.
-func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+func (b *bind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
+	b.mu.Lock()
+	b.port = 0
+	b.mu.Unlock()
+	err = b.do(func() (err error) {
+		fns, actual, err = b.open(port)
+		return err
+	})
+	return fns, actual, err
+}
+
+// at returns the port there is; 0 where there is none.
+func (b *bind) at() uint16 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.port
+}
+
+func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	fns, actual, err := b.Bind.Open(port)
 	if err != nil {
 		return nil, 0, err
@@ -134,15 +153,21 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 	}
 }
 
-// Send sends to ep. An endpoint remembers the local address it was last heard at; where that is gone
-// from the host, sending from it fails, and the packet goes out from whichever address the host takes.
+// Send sends to ep.
+//
+// Several packets may go to Linux as one large one, that it is to cut (UDP_SEGMENT, udp(7)); it refuses that
+// where the pieces do not fit the underlay, while alone each would be sent, in fragments. So they are sent
+// one by one. Those that were sent before are then sent twice, and the second is dropped where it arrives.
+//
+// An endpoint remembers the local address it was last heard at; where that is gone from the host, sending
+// from it fails, and the packet goes out from whichever address the host takes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
 		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to, bufs[0]) {
 			return nil
 		}
 	}
-	err := b.Bind.Send(bufs, ep)
+	err := b.send(bufs, ep)
 	if err == nil || errors.As(err, new(conn.ErrUDPGSODisabled)) || errors.Is(err, net.ErrClosed) || !ep.SrcIP().IsValid() {
 		return err
 	}
@@ -150,7 +175,37 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	if parseErr != nil {
 		return err
 	}
-	return b.Bind.Send(bufs, fresh)
+	return b.send(bufs, fresh)
+}
+
+// send sends packets together or, where that is refused, one by one. A packet that is refused by itself
+// keeps no other from being sent.
+func (b *bind) send(bufs [][]byte, ep conn.Endpoint) error {
+	err := b.Bind.Send(bufs, ep)
+	if len(bufs) < 2 || !refused(err) {
+		return err
+	}
+	var errs error
+	for i, p := range bufs {
+		err := b.Bind.Send([][]byte{p}, ep)
+		if i == 0 && errors.Is(err, syscall.EINVAL) {
+			return err // it is not for its size: the local address is gone
+		}
+		if errs == nil {
+			errs = err
+		}
+	}
+	return errs
+}
+
+// refused reports whether err may be about several packets that are sent as one. Which of the errors it
+// is depends on the version of Linux and on the interface.
+func refused(err error) bool {
+	var off conn.ErrUDPGSODisabled
+	if errors.As(err, &off) {
+		err = off.RetryErr // nil: they were sent in another way
+	}
+	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EIO)
 }
 
 // resend sends an initiation once more.

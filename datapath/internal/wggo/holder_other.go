@@ -1,6 +1,6 @@
 //go:build !linux
 
-package netstack
+package wggo
 
 // portHolder returns which process has a UDP port; no portable way is known.
 func portHolder(uint16) string { return "" }

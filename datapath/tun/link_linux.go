@@ -1,0 +1,162 @@
+package tun
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/tun"
+)
+
+// clonePath is where a TUN interface comes from: Documentation/networking/tuntap.rst of Linux.
+const clonePath = "/dev/net/tun"
+
+// link is the end of a TUN interface that wireguard-go reads from and writes to. wireguard-go's own would
+// ask for the MTU by the name that the interface had when it was made, in whatever namespace it is asked, and
+// take the sockets down with the interface, which hostnet takes up again.
+type link struct {
+	tun.Device
+	mtu atomic.Int64
+
+	mu     sync.Mutex // guards events against its closing
+	closed bool
+	events chan tun.Event
+}
+
+// attach has a file of its own speak for the interface called name, in the namespace of this thread. Linux
+// makes one where there is none, and removes it when the file is closed.
+func attach(name string) (fd int, err error) {
+	if fd, err = unix.Open(clonePath, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return -1, missing(clonePath, err)
+	}
+	ifr, err := unix.NewIfreq(name)
+	if err == nil {
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+	}
+	if err != nil {
+		unix.Close(fd)
+		if errors.Is(err, unix.EPERM) {
+			err = fmt.Errorf("%w: %w", err, errPrivilege)
+		}
+		return -1, fmt.Errorf("TUN interface %s: %w", name, err)
+	}
+	return fd, nil
+}
+
+// newLink makes an interface in the namespace of this thread.
+func newLink(name string) (*link, error) {
+	fd, err := attach(name)
+	if err != nil {
+		return nil, err
+	}
+	t, _, err := tun.CreateUnmonitoredTUNFromFD(fd)
+	if err != nil {
+		// The file is an os.File's by now, which closes it.
+		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
+	}
+	return &link{Device: t, events: make(chan tun.Event, 4)}, nil
+}
+
+func (l *link) MTU() (int, error)        { return int(l.mtu.Load()), nil }
+func (l *link) Events() <-chan tun.Event { return l.events }
+
+// setMTU tells wireguard-go of the MTU, by which it pads packets.
+func (l *link) setMTU(mtu int) {
+	if l.mtu.Swap(int64(mtu)) == int64(mtu) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	select {
+	case l.events <- tun.EventMTUUpdate:
+	default: // it has yet to look at an earlier change, and will see this one then
+	}
+}
+
+// Close removes the interface, once nobody reads or writes any more.
+func (l *link) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	close(l.events)
+	return l.Device.Close()
+}
+
+var errPrivilege = errors.New("it takes CAP_NET_ADMIN: run as root, or give the program the capability " +
+	"(AmbientCapabilities=CAP_NET_ADMIN of systemd, --cap-add NET_ADMIN of a container, setcap cap_net_admin+ep)")
+
+// missing says what to do about an error of opening path.
+func missing(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return fmt.Errorf("%s: %w: %w: load the module (modprobe tun), or give the container the device (--device %s)", path, err, errors.ErrUnsupported, clonePath)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: %w: run as root, or give the container the device (--device %s)", path, err, clonePath)
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+// check says what keeps this process from having a TUN interface. It changes nothing.
+func check(path string, namespaces bool) error {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return missing(path, err)
+	}
+	unix.Close(fd)
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("capabilities of this process: %w", err)
+	}
+	has := func(c uint) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
+	if !has(unix.CAP_NET_ADMIN) {
+		return fmt.Errorf("%w: %w", unix.EPERM, errPrivilege)
+	}
+	if namespaces && !has(unix.CAP_SYS_ADMIN) {
+		return fmt.Errorf("%w: entering a network namespace takes CAP_SYS_ADMIN: run as root, or start the program in that namespace (NetworkNamespacePath= of systemd, ip netns exec)", unix.EPERM)
+	}
+	return nil
+}
+
+// holders names the processes that have a TUN interface of that name, as far as this one may see them:
+// the interface of a file is in proc_pid_fdinfo(5).
+func holders(name string) string {
+	var who []string
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/[0-9]*")
+	for _, fd := range fds {
+		if to, err := os.Readlink(fd); err != nil || to != clonePath {
+			continue
+		}
+		info, _ := os.ReadFile(strings.Replace(fd, "/fd/", "/fdinfo/", 1))
+		if !slices.Contains(strings.Fields(string(info)), name) {
+			continue
+		}
+		pid := strings.Split(fd, "/")[2]
+		comm, _ := os.ReadFile("/proc/" + pid + "/comm")
+		p := fmt.Sprintf("process %s (%s)", pid, strings.TrimSpace(string(comm)))
+		if pid == fmt.Sprint(os.Getpid()) {
+			p = "this process"
+		}
+		if !slices.Contains(who, p) {
+			who = append(who, p)
+		}
+	}
+	if len(who) == 0 {
+		return "a process that cannot be seen from here"
+	}
+	return strings.Join(who, " or ")
+}
