@@ -337,25 +337,37 @@ func testNoLoss(t *testing.T, fallback bool) {
 		return fmt.Sprintf("%d peers came and went", n)
 	})
 	s.during("prefixes of the peer itself", func() string {
-		// Ten at a time, as a node has them from its registry.
-		const rate, together = 500, 10
-		n := 0
-		tick := time.NewTicker(time.Second * together / rate)
+		// As a mesh does it: what has come meanwhile is written together.
+		const rate, window, lasts = 500, 10 * time.Millisecond, 2 * time.Second
+		n, applies := 0, 0
+		tick := time.NewTicker(window)
 		defer tick.Stop()
 		begun := time.Now()
-		for time.Since(begun) < 2*time.Second {
+		for n < rate*int(lasts/time.Second) {
 			<-tick.C
-			var ops []datapath.Op
-			var even []netip.Prefix
-			for i := range together / 2 {
-				p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 8, byte(n), byte(i << 4)}), 28)
-				ops = append(ops, datapath.PutPeer{Key: b.public(), Peer: datapath.Peer{Prefixes: prefixes.Must(p)}})
-				even = append(even, p)
+			due := min(int(time.Since(begun).Seconds()*rate), rate*int(lasts/time.Second))
+			var more, fewer []netip.Prefix // each is put, and is dropped 16 changes later
+			for ; n < due; n++ {
+				p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 8, byte(n / 32), byte(n % 16 << 4)}), 28)
+				if n%32 < 16 {
+					more = append(more, p)
+				} else {
+					fewer = append(fewer, p)
+				}
 			}
-			a.apply(append(ops, datapath.DropPrefixes{Key: b.public(), Prefixes: prefixes.Must(even...)})...)
-			n += together
+			var ops []datapath.Op
+			if len(more) > 0 {
+				ops = append(ops, datapath.PutPeer{Key: b.public(), Peer: datapath.Peer{Prefixes: prefixes.Must(more...)}})
+			}
+			if len(fewer) > 0 {
+				ops = append(ops, datapath.DropPrefixes{Key: b.public(), Prefixes: prefixes.Must(fewer...)})
+			}
+			if len(ops) > 0 {
+				a.apply(ops...)
+				applies++
+			}
 		}
-		return fmt.Sprintf("%d changes, %.0f a second", n, float64(n)/time.Since(begun).Seconds())
+		return fmt.Sprintf("%d changes in %d applies, %.0f a second", n, applies, float64(n)/time.Since(begun).Seconds())
 	})
 	// The wider prefix goes back and forth between two others, and what the stream uses to its own peer
 	// and back: each time in one step.
