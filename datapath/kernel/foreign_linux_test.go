@@ -42,6 +42,9 @@ func TestTrafficWithWG(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"ip", "wg"} {
 		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("WARREN_VMRUN") != "" && os.Getenv("CI") == "true" {
+				t.Fatalf("vmrun is to take %s along (-with ip,wg): %v", program, err)
+			}
 			t.Skipf("vmrun is to take %s along (-with ip,wg): %v", program, err)
 		}
 	}
