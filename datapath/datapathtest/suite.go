@@ -627,7 +627,7 @@ func testBadOpAlone(t *testing.T, h Harness) {
 func testManyPeers(t *testing.T, h Harness) {
 	d := h.open(t)
 	want := datapath.State{Device: datapath.Device{Key: Key("me")}, Peers: map[key.Public]datapath.Peer{}, Routes: map[netip.Prefix]netip.Addr{}}
-	const n = 400
+	const n = 1000
 	keys := make([]key.Public, n)
 	for i := range n {
 		keys[i] = pub(fmt.Sprint("peer ", i))
