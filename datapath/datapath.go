@@ -64,8 +64,9 @@ type State struct {
 	Local  prefixes.Set                // what this node announces: accepted here when it arrives
 	Peers  map[key.Public]Peer
 
-	Stats map[key.Public]Stats // observed only: Plan ignores it
-	Host  Host                 // observed only: Plan ignores it
+	Stats    map[key.Public]Stats // observed only: Plan ignores it
+	Host     Host                 // observed only: Plan ignores it
+	Problems []Problem            // observed only: Plan ignores it
 }
 
 // Device is the WireGuard interface itself. The zero Device is none.
@@ -119,15 +120,26 @@ type Host struct {
 	UnderlayMTU int          // bytes; 0: not known
 	IPv4, IPv6  bool         // families in which encrypted packets can be sent
 	Underlay    Underlay
+	Driver      string // what carries the packets, such as "kernel", "tun" or "netstack"; empty: it does not say
+	Instead     string // why no better one does, where one was looked for; else empty
+}
+
+// Problem is what keeps packets from arriving, or makes them slow, though the device is as it was asked for:
+// something of the host that the driver must not change, or cannot. A driver reports it for as long as it lasts.
+type Problem struct {
+	Subject string // the thing, in a few words that stay the same: "mtu", "rp_filter of eth0"; no two of a State have the same
+	Message string // what is wrong, naming values and never a key
+	Remedy  string // what an operator can do
 }
 
 // Clone returns a State that shares no map with s.
 func (s State) Clone() State {
 	s.Routes, s.Peers, s.Stats = maps.Clone(s.Routes), maps.Clone(s.Peers), maps.Clone(s.Stats)
+	s.Problems = slices.Clone(s.Problems)
 	return s
 }
 
-// Equal reports whether s and o are the same but for what is merely observed (Stats and Host).
+// Equal reports whether s and o are the same but for what is merely observed (Stats, Host and Problems).
 func (s State) Equal(o State) bool {
 	return s.Device == o.Device && s.Addrs == o.Addrs && s.Local == o.Local &&
 		maps.Equal(s.Routes, o.Routes) && maps.Equal(s.Peers, o.Peers)

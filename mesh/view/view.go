@@ -42,6 +42,8 @@ type Self struct {
 	Key        key.Public
 	ListenPort uint16        // the real one; 0: no device yet
 	MTU        int           // bytes of the largest inner packet; 0: no device yet
+	Datapath   string        // what carries the packets, as datapath.Host has it; empty: not known
+	Instead    string        // why no better datapath does, where one was looked for; else empty
 	Record     record.Record // as published last; the zero Record: not yet
 	Published  bool          // the registry has accepted Record
 	Local      prefixes.Set  // accepted here now, including what was withdrawn a moment ago
@@ -90,6 +92,7 @@ const (
 	DuplicateNode       Kind = "duplicate-node" // another process publishes as this node; seen within some 30 s, over after 2 minutes without
 	EndpointLoops       Kind = "endpoint-loops" // an endpoint is inside a prefix that goes, or would go, into the mesh
 	EndpointUnusable    Kind = "endpoint-unusable"
+	HostProblem         Kind = "host-problem" // something of the host keeps packets from arriving, or makes them slow; the subject says what
 	KeyConflict         Kind = "key-conflict"
 	LocalWins           Kind = "local-wins" // a peer's prefix is this node's own, or a network connected here
 	NoHandshake         Kind = "no-handshake"
