@@ -139,6 +139,16 @@ func (s State) Clone() State {
 	return s
 }
 
+// Endpoints are the addresses of the peers' endpoints, in no order, some maybe twice.
+func (s State) Endpoints() (as []netip.Addr) {
+	for _, p := range s.Peers {
+		if p.Endpoint.IsValid() {
+			as = append(as, p.Endpoint.Addr())
+		}
+	}
+	return as
+}
+
 // Equal reports whether s and o are the same but for what is merely observed (Stats, Host and Problems).
 func (s State) Equal(o State) bool {
 	return s.Device == o.Device && s.Addrs == o.Addrs && s.Local == o.Local &&

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/prefixes"
@@ -44,3 +45,11 @@ func (*Host) RemoveRoutes(context.Context, prefixes.Set) error { return errHere 
 func (*Host) Changed() <-chan struct{} { return nil }
 
 func (*Host) Do(func() error) error { return errHere }
+
+func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
+
+func (*Host) Apart(uint32) bool { return false }
+
+func (*Host) CheckEndpoints(context.Context, []netip.Addr) ([]datapath.Problem, error) {
+	return nil, errHere
+}
