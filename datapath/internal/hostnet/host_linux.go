@@ -33,7 +33,9 @@ type Host struct {
 	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
 	behind map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
 	known  *known                      // our routes, if nothing is known to have changed them; nil: not known
-	before func(what string) error     // called before each change, for tests
+	filter filter
+	unfit  error                   // why Up could not have it as it is to be
+	before func(what string) error // called before each change, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no link.
@@ -79,7 +81,9 @@ func (h *Host) Close() error {
 	if h.closed.Swap(true) {
 		return nil
 	}
-	return errors.Join(h.c.nl.Close(), h.watch.close(), h.ns.close())
+	err := errors.Join(h.c.nl.Close(), h.closeFilter(), h.watch.close(), h.ns.close())
+	close(h.changed)
+	return err
 }
 
 // Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a
@@ -314,28 +318,40 @@ func (h *Host) lookup(ctx context.Context, dst netip.Addr, mark uint32) (r route
 	return r, ok && err == nil && r.typ == unix.RTN_UNICAST
 }
 
-// rpFilterAll returns net.ipv4.conf.all.rp_filter.
-func (h *Host) rpFilterAll(ctx context.Context) (uint32, error) {
-	var all uint32
-	err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{unix.AF_INET}), func(m message) {
-		var index int32
-		var rp uint32
-		for typ, v := range attrs(m.body, 1) {
-			switch typ {
-			case netconfaIfindex:
-				index = int32(u32(v))
-			case netconfaRPFilter:
-				rp = u32(v)
+// netconf are the values of net.ipv4.conf.all and net.ipv6.conf.all that bear on us.
+type netconf struct {
+	forwards
+	rpFilter uint32 // IPv4 only
+}
+
+func (h *Host) netconf(ctx context.Context) (c netconf, err error) {
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{fam}), func(m message) {
+			var index int32
+			var rp, forward uint32
+			for typ, v := range attrs(m.body, 1) {
+				switch typ {
+				case netconfaIfindex:
+					index = int32(u32(v))
+				case netconfaRPFilter:
+					rp = u32(v)
+				case netconfaForwarding:
+					forward = u32(v)
+				}
 			}
+			switch {
+			case index != netconfaAll || len(m.body) == 0 || m.body[0] != fam: // a kernel without that family answers with another
+			case fam == unix.AF_INET:
+				c.rpFilter, c.ipv4 = rp, forward != 0
+			default:
+				c.ipv6 = forward != 0
+			}
+		})
+		if err != nil && !unsupported(err) {
+			return c, fmt.Errorf("read the reverse path filter, and what is forwarded: %w", err)
 		}
-		if index == netconfaAll && len(m.body) > 0 && m.body[0] == unix.AF_INET {
-			all = rp
-		}
-	})
-	if err != nil && !unsupported(err) {
-		return 0, fmt.Errorf("read the reverse path filter: %w", err)
 	}
-	return all, nil
+	return c, nil
 }
 
 // Ownership.
@@ -651,11 +667,11 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			return err
 		}
 	}
-	all, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return err
 	}
-	if max(all, l.rpFilter) == 1 {
+	if max(conf.rpFilter, l.rpFilter) == 1 {
 		r := newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).nest(unix.IFLA_AF_SPEC, func(r request) request {
 			return r.nest(unix.AF_INET, func(r request) request {
 				return r.nest(unix.IFLA_INET_CONF, func(r request) request { return r.u32(devconfRPFilter, 2) })
@@ -684,6 +700,10 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 		errs = append(errs, h.addRule(ctx, r))
 	}
 	errs = append(errs, h.tidy(ctx, f, want))
+	if mtu > 0 {
+		l.MTU = mtu
+	}
+	h.setFilter(ctx, h.pass(conf, l))
 	return errors.Join(errs...)
 }
 
@@ -1009,7 +1029,7 @@ func (h *Host) Remove(ctx context.Context) error {
 		return err
 	}
 	h.forget()
-	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f))
+	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f), h.removeFilter(ctx))
 }
 
 // place is the interface that our addresses are on.
@@ -1054,11 +1074,12 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	rpAll, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return State{}, err
 	}
 	s := State{Link: f.link.Link}
+	var unfit error
 	if f.link.Index != 0 {
 		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
 		s.Addrs = h.readAddrs(f, b.addrs)
@@ -1068,9 +1089,12 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 		rules, guards := want.missing(b)
 		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias &&
 			len(stale.addrs)+len(stale.rules)+len(stale.guards)+len(rules)+len(guards)+len(f.extra)+len(redundant(f, b.addrs)) == 0 &&
-			max(rpAll, f.link.rpFilter) != 1
+			max(conf.rpFilter, f.link.rpFilter) != 1
+		if s.Ready {
+			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
+		}
 	}
-	h.around(ctx, f, b, ours, rpAll, &s)
+	h.around(ctx, f, b, ours, conf, unfit, &s)
 	return s, ctx.Err()
 }
 
@@ -1087,7 +1111,7 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 }
 
 // around reports what is beside the link.
-func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, rpAll uint32, s *State) {
+func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) {
 	as := b.addrs
 	var connected, elsewhere []netip.Prefix
 	mtu := 0
@@ -1141,5 +1165,6 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 	}
 	s.Host.UnderlayMTU = mtu
 
-	s.Problems = h.problems(ctx, f, under, b.rules, ours, rpAll)
+	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
+	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
 }

@@ -53,3 +53,7 @@ func (*Host) Apart(uint32) bool { return false }
 func (*Host) CheckEndpoints(context.Context, []netip.Addr) ([]datapath.Problem, error) {
 	return nil, errHere
 }
+
+func (*Host) CheckForwarding(context.Context, prefixes.Set) ([]datapath.Problem, error) {
+	return nil, errHere
+}

@@ -77,6 +77,12 @@ type Options struct {
 	// routed into it is unreachable there, be it that there is no link. It fails closed. Only what the main table
 	// knows better than by a default route, and what is marked, still goes. Default: none, it fails open.
 	Guard prefixes.Set
+	// SNAT are destinations beside the mesh. Packets that come out of the link and leave by another one to there get
+	// this host's address as source. Default: none.
+	SNAT prefixes.Set
+	// Forward has the host forward packets, where it does not: Up turns on net.ipv4.ip_forward and
+	// net.ipv6.conf.all.forwarding, and Remove turns off what was turned on. Default: they are left alone.
+	Forward bool
 	// Metric is that of the routes. The one after it serves for the time a source address is changed.
 	// Default: DefaultMetric.
 	Metric int
@@ -228,7 +234,16 @@ type State struct {
 
 	// Problems are what keeps packets from arriving though everything is in place: a strict reverse
 	// path filter, a rule or route of somebody else that comes first, a mark that others have too.
-	Problems []datapath.Problem
+	Problems problems
+}
+
+// problems has one for each subject.
+type problems []datapath.Problem
+
+func (ps *problems) add(subject, message, remedy string) {
+	if !slices.ContainsFunc(*ps, func(p datapath.Problem) bool { return p.Subject == subject }) {
+		*ps = append(*ps, datapath.Problem{Subject: subject, Message: message, Remedy: remedy})
+	}
 }
 
 var (

@@ -17,11 +17,10 @@ import (
 const mostChecked = 16
 
 // problems asks the kernel where packets go. under is the link of the host's underlay.
-func (h *Host) problems(ctx context.Context, f found, under link, rs []rule, ours map[netip.Prefix][]route, rpAll uint32) []datapath.Problem {
+func (h *Host) problems(ctx context.Context, f found, under link, rs []rule, ours map[netip.Prefix][]route, rpAll uint32) (ps problems) {
 	if f.link.Index == 0 || !f.link.Up {
 		return nil
 	}
-	var ps problems
 	h.markUse(f, rs, &ps)
 	checked := slices.SortedFunc(maps.Keys(ours), prefixes.Compare)
 	checked = checked[:min(len(checked), mostChecked)]
@@ -48,15 +47,6 @@ func (h *Host) problems(ctx context.Context, f found, under link, rs []rule, our
 		}
 	}
 	return ps
-}
-
-// problems has one for each subject.
-type problems []datapath.Problem
-
-func (ps *problems) add(subject, message, remedy string) {
-	if !slices.ContainsFunc(*ps, func(p datapath.Problem) bool { return p.Subject == subject }) {
-		*ps = append(*ps, datapath.Problem{Subject: subject, Message: message, Remedy: remedy})
-	}
 }
 
 func (ps *problems) strict(l link, why, or string) {
@@ -174,7 +164,7 @@ func (h *Host) CheckEndpoints(ctx context.Context, endpoints []netip.Addr) ([]da
 	if err != nil {
 		return nil, err
 	}
-	rpAll, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +175,7 @@ func (h *Host) CheckEndpoints(ctx context.Context, endpoints []netip.Addr) ([]da
 		}
 		r, ok := h.lookup(ctx, to, h.o.Mark)
 		under := f.byIndex[r.oif]
-		if !ok || max(rpAll, under.rpFilter) != 1 {
+		if !ok || max(conf.rpFilter, under.rpFilter) != 1 {
 			continue
 		}
 		if back, ok := h.lookup(ctx, to, 0); ok && back.oif == f.link.Index {

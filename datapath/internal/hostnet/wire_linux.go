@@ -16,6 +16,7 @@ const (
 	devconfRPFilter     = 8      // IPV4_DEVCONF_RP_FILTER, linux/ip.h
 	devconfDisableIPv6  = 26     // DEVCONF_DISABLE_IPV6, linux/ipv6.h
 	netconfaIfindex     = 1      // NETCONFA_IFINDEX, linux/netconf.h
+	netconfaForwarding  = 2      // NETCONFA_FORWARDING
 	netconfaRPFilter    = 3      // NETCONFA_RP_FILTER
 	netconfaAll         = -1     // NETCONFA_IFINDEX_ALL
 	rtextFilterSkipStat = 1 << 3 // RTEXT_FILTER_SKIP_STATS, linux/rtnetlink.h
