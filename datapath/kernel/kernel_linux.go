@@ -170,7 +170,7 @@ func (k *Kernel) none(hs hostnet.State) datapath.State {
 
 func host(hs hostnet.State) datapath.Host {
 	h := hs.Host
-	h.Underlay = datapath.UnderlayShared
+	h.Underlay, h.Driver = datapath.UnderlayShared, "kernel"
 	return h
 }
 

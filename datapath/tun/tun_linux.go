@@ -369,6 +369,7 @@ func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, erro
 		ipv4, ipv6 := t.wg.Families()
 		h.IPv4, h.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
 	}
+	h.Driver = "tun"
 	return h, nil
 }
 
