@@ -184,7 +184,7 @@ func (k *Kernel) none(hs hostnet.State) datapath.State {
 // around is what there is around a device whose packets stay out of the tunnel, or do not.
 func (k *Kernel) around(hs hostnet.State, apart bool) datapath.Host {
 	h := hs.Host
-	h.Underlay = datapath.UnderlayShared
+	h.Underlay, h.Driver = datapath.UnderlayShared, "kernel"
 	if apart {
 		h.Underlay = datapath.UnderlaySeparate
 	}
@@ -200,10 +200,7 @@ func (k *Kernel) problems(ctx context.Context, hs hostnet.State, s datapath.Stat
 			Remedy: "see \"wg show\", and remove them",
 		})
 	}
-	if p, bad := hostnet.MTUProblem(s.Host, s.Device.MTU); bad {
-		ps = append(ps, p)
-	}
-	more, err := k.host.CheckEndpoints(ctx, s.Endpoints())
+	more, err := k.host.Problems(ctx, s)
 	return append(ps, more...), err
 }
 

@@ -97,6 +97,15 @@ type Options struct {
 	// that changes; MinMTU at least.
 	MTU int
 
+	// SNAT are networks beside the mesh that this node announces. Packets that come out of the mesh and go
+	// there get this host's address as source, so that these networks need no route back. Default: none.
+	SNAT prefixes.Set
+
+	// Forward has the host forward packets: net.ipv4.ip_forward and net.ipv6.conf.all.forwarding are turned on
+	// where they are off, and off again by RemoveDevice and Cleanup. Default: they are left as they are, and a
+	// problem is reported where an announced network needs them.
+	Forward bool
+
 	// Logger is told what was found, created and removed. nil: nobody.
 	Logger *slog.Logger
 }
@@ -124,6 +133,6 @@ func (o Options) host() hostnet.Options {
 	return hostnet.Options{
 		Interface: o.Interface, Namespace: o.Namespace, Policy: o.Routing == RoutingPolicy, Table: o.Table, Priority: o.Priority,
 		Mark: o.Mark, Mask: o.Mask, Guard: o.Guard, Metric: o.Metric, Protocol: o.Protocol,
-		Cover: o.Cover, Sources: hostnet.Sources(o.Sources), Logger: o.Logger,
+		Cover: o.Cover, Sources: hostnet.Sources(o.Sources), SNAT: o.SNAT, Forward: o.Forward, Logger: o.Logger,
 	}
 }

@@ -344,21 +344,9 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	}
 	ipv4, ipv6 := t.wg.Families()
 	s.Host.IPv4, s.Host.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
-	s.Problems, err = t.problems(ctx, hs, s)
+	more, err := t.host.Problems(ctx, s)
+	s.Problems = append(hs.Problems, more...)
 	return s, err
-}
-
-// problems are what is wrong around the device.
-func (t *TUN) problems(ctx context.Context, hs hostnet.State, s datapath.State) ([]datapath.Problem, error) {
-	ps := hs.Problems
-	if p, bad := hostnet.MTUProblem(s.Host, s.Device.MTU); bad {
-		ps = append(ps, p)
-	}
-	if t.underlay != nil {
-		return ps, nil
-	}
-	more, err := t.host.CheckEndpoints(ctx, s.Endpoints())
-	return append(ps, more...), err
 }
 
 // present reports why there is no device, where our link, as the host has it, is l. What is left of one that
@@ -389,6 +377,7 @@ func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, erro
 	if t.index == 0 && t.opts.Routing == RoutingPolicy { // as it will be
 		h.Underlay = datapath.UnderlaySeparate
 	}
+	h.Driver = "tun"
 	return h, nil
 }
 

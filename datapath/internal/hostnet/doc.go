@@ -36,7 +36,7 @@
 // false, and Up puts them back.
 //
 // A lookup of an answer is made without the mark: where the reverse path filter of the underlay's link is strict,
-// packets of peers that are reached by a default route are dropped if our table has a way to them. CheckEndpoints
+// packets of peers that are reached by a default route are dropped if our table has a way to them. Problems
 // says so.
 //
 // # What is remembered
@@ -55,6 +55,11 @@
 // routes of an IPv6 address itself come a moment after it. A lookup that meets an IPv6 route in the instant
 // it is freed finds none.
 //
-// No sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
+// # Packets for others
+//
+// Where the host forwards, or Options.SNAT or Forward ask for it, there is a table of nftables, which package nft
+// keeps: TCP connections that are forwarded get segments that fit the link. A host that forwards nothing has none.
+//
+// Without Options.Forward no sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
 // would have it strict: WireGuard has checked the source already, against the peer's allowed IPs.
 package hostnet

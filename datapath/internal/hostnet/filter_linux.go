@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/nft"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -216,29 +215,26 @@ func (h *Host) filterProblem(p passing, err error, ps *problems) {
 	ps.add("nftables", fmt.Sprintf("%v: %s", err, strings.Join(lack, ", and ")), remedy)
 }
 
-// CheckForwarding reports what of the local prefixes of a mesh the kernel would not pass on, for want of forwarding:
-// those that are not this host's own addresses.
-func (h *Host) CheckForwarding(ctx context.Context, local prefixes.Set) ([]datapath.Problem, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if local.IsEmpty() || h.o.Forward {
-		return nil, nil
+// unpassed reports what of the local prefixes of a mesh the kernel would not pass on, for want of forwarding: those
+// that are not this host's own addresses.
+func (h *Host) unpassed(ctx context.Context, conf netconf, local prefixes.Set, ps *problems) {
+	if h.o.Forward { // Up says what it could not do
+		return
 	}
-	c, err := h.netconf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var ps problems
-	for i, p := range slices.Collect(local.All()) {
+	checked := 0
+	for p := range local.All() {
 		is4 := p.Addr().Is4()
-		if is4 && c.ipv4 || !is4 && c.ipv6 || i == mostChecked {
+		if is4 && conf.ipv4 || !is4 && conf.ipv6 {
 			continue
 		}
-		passed := slices.IndexFunc(samples(p), func(a netip.Addr) bool {
+		if checked++; checked > mostChecked {
+			return
+		}
+		behind := slices.ContainsFunc(samples(p), func(a netip.Addr) bool {
 			r, err := h.match(ctx, a)
 			return err == nil && r.typ == unix.RTN_UNICAST
 		})
-		if passed < 0 {
+		if !behind {
 			continue
 		}
 		name, fam := nft.ForwardIPv4, 4
@@ -248,5 +244,4 @@ func (h *Host) CheckForwarding(ctx context.Context, local prefixes.Set) ([]datap
 		ps.add(fmt.Sprintf("IPv%d forwarding", fam), fmt.Sprintf("this node announces %v, which is behind it, and the host forwards no IPv%d: packets that arrive for it are dropped", p, fam),
 			fmt.Sprintf("set %s to 1, or have the mesh do it", name))
 	}
-	return ps, nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/prefixes"
@@ -50,10 +49,6 @@ func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
 
 func (*Host) Apart(uint32) bool { return false }
 
-func (*Host) CheckEndpoints(context.Context, []netip.Addr) ([]datapath.Problem, error) {
-	return nil, errHere
-}
-
-func (*Host) CheckForwarding(context.Context, prefixes.Set) ([]datapath.Problem, error) {
+func (*Host) Problems(context.Context, datapath.State) ([]datapath.Problem, error) {
 	return nil, errHere
 }

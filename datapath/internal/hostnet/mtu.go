@@ -72,8 +72,8 @@ func fitting(h datapath.Host) int {
 	return min(max(h.UnderlayMTU-overhead(h), MinMTU), MaxMTU)
 }
 
-// MTUProblem reports that encrypted packets do not fit the underlay.
-func MTUProblem(h datapath.Host, mtu int) (p datapath.Problem, ok bool) {
+// mtuProblem reports that encrypted packets do not fit the underlay.
+func mtuProblem(h datapath.Host, mtu int) (p datapath.Problem, ok bool) {
 	if h.UnderlayMTU == 0 || mtu == 0 || mtu+overhead(h) <= h.UnderlayMTU {
 		return p, false
 	}

@@ -43,7 +43,7 @@ func TestRightMTU(t *testing.T) {
 		{"too small", MTU{}, six, 1000, 1420, ""},
 	} {
 		got := c.m.Right(c.h, c.have)
-		p, bad := MTUProblem(c.h, got)
+		p, bad := mtuProblem(c.h, got)
 		if got != c.want || bad != (c.remark != "") || !strings.Contains(p.Message+p.Remedy, c.remark) {
 			t.Errorf("%s: %d with %+v, want %d with %q", c.name, got, p, c.want, c.remark)
 		}
@@ -64,7 +64,7 @@ func TestRightMTUSettles(t *testing.T) {
 			if got < MinMTU || got > MaxMTU || m.Right(h, got) != got {
 				t.Fatalf("%+v over %+v with %d: %d, then %d", m, h, have, got, m.Right(h, got))
 			}
-			if p, bad := MTUProblem(h, got); bad && got == fitting(h) && !strings.Contains(p.Message, "IPv6 allows") {
+			if p, bad := mtuProblem(h, got); bad && got == fitting(h) && !strings.Contains(p.Message, "IPv6 allows") {
 				t.Fatalf("chosen %d over %+v: %+v", got, h, p)
 			}
 			have = got

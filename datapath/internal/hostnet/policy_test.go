@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
@@ -240,7 +241,7 @@ func TestProblems(t *testing.T) {
 }
 
 // A peer whose packets the host's reverse path filter would drop is named.
-func TestCheckEndpoints(t *testing.T) {
+func TestUnheard(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.uplink()
@@ -248,11 +249,13 @@ func TestCheckEndpoints(t *testing.T) {
 	must(t, h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("9.0.0.0/8")}, {Prefix: pp("203.0.113.0/24")}}))
 	check := func(want string, endpoints ...string) {
 		t.Helper()
-		var as []netip.Addr
+		peers := map[key.Public]datapath.Peer{}
 		for _, e := range endpoints {
-			as = append(as, ap(e))
+			private, err := key.NewPrivate()
+			must(t, err)
+			peers[private.Public()] = datapath.Peer{Endpoint: netip.AddrPortFrom(ap(e), 51820)}
 		}
-		ps, err := h.CheckEndpoints(s.ctx(), as)
+		ps, err := h.Problems(s.ctx(), datapath.State{Peers: peers})
 		must(t, err)
 		got := ""
 		for _, p := range ps {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
@@ -151,36 +152,57 @@ func (h *Host) match(ctx context.Context, dst netip.Addr) (r route, err error) {
 	return r, err
 }
 
-// CheckEndpoints reports what keeps packets of peers at these addresses from arriving, which is so where the host's
-// reverse path filter asks for a way back without the mark, and that leads into our link. It is of use with
-// Options.Policy only.
-func (h *Host) CheckEndpoints(ctx context.Context, endpoints []netip.Addr) ([]datapath.Problem, error) {
+// Problems reports what is wrong around a device that is s, beside what Read says of the host alone.
+func (h *Host) Problems(ctx context.Context, s datapath.State) ([]datapath.Problem, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.o.Policy || len(endpoints) == 0 {
-		return nil, nil
-	}
-	f, err := h.find(ctx)
-	if err != nil {
-		return nil, err
+	var ps problems
+	if p, bad := mtuProblem(s.Host, s.Device.MTU); bad {
+		ps = append(ps, p)
 	}
 	conf, err := h.netconf(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var ps problems
-	for i, to := range slices.SortedFunc(slices.Values(endpoints), netip.Addr.Compare) {
-		if !to.Is4() || i == mostChecked {
-			break
-		}
-		r, ok := h.lookup(ctx, to, h.o.Mark)
-		under := f.byIndex[r.oif]
-		if !ok || max(conf.rpFilter, under.rpFilter) != 1 {
-			continue
-		}
-		if back, ok := h.lookup(ctx, to, 0); ok && back.oif == f.link.Index {
-			ps.strict(under, fmt.Sprintf("without its mark a packet to the peer at %v would go into %s: what arrives from it is dropped", to, f.link.Name), "")
+	h.unpassed(ctx, conf, s.Local, &ps)
+	if h.o.Policy {
+		err = h.unheard(ctx, conf, s.Peers, &ps)
+	}
+	return ps, err
+}
+
+// unheard reports peers whose packets do not arrive: where the host's reverse path filter asks for a way back
+// without the mark, and that leads into our link.
+func (h *Host) unheard(ctx context.Context, conf netconf, peers map[key.Public]datapath.Peer, ps *problems) error {
+	if len(peers) == 0 {
+		return nil
+	}
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	strict := func(l link) bool { return max(conf.rpFilter, l.rpFilter) == 1 }
+	some := false
+	for _, l := range f.byIndex {
+		some = some || strict(l) && !l.loopback && l.Index != f.link.Index
+	}
+	if !some {
+		return nil
+	}
+	var endpoints []netip.Addr
+	for _, p := range peers {
+		if a := p.Endpoint.Addr(); a.Is4() {
+			endpoints = append(endpoints, a)
 		}
 	}
-	return ps, nil
+	slices.SortFunc(endpoints, netip.Addr.Compare)
+	for _, to := range endpoints[:min(len(endpoints), mostChecked)] {
+		r, ok := h.lookup(ctx, to, h.o.Mark)
+		if under := f.byIndex[r.oif]; ok && strict(under) {
+			if back, ok := h.lookup(ctx, to, 0); ok && back.oif == f.link.Index {
+				ps.strict(under, fmt.Sprintf("without its mark a packet to the peer at %v would go into %s: what arrives from it is dropped", to, f.link.Name), "")
+			}
+		}
+	}
+	return nil
 }
