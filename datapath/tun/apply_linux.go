@@ -79,7 +79,7 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 	}
 	there := t.present(l) == nil
 	if d.MTU != 0 {
-		if err := checkMTU(d.MTU); err != nil && there {
+		if err := hostnet.CheckMTU(d.MTU); err != nil && there {
 			return err
 		} else if err != nil {
 			return none(err)
@@ -91,9 +91,15 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 		}
 		return t.newDevice(ctx, d)
 	}
+	if d.Mark != 0 {
+		if _, err := t.host.Mark(d.Mark); err != nil {
+			return err
+		}
+	}
 	if err := t.wg.Change(d); err != nil {
 		return err
 	}
+	t.mtu.Ask(d.MTU, false)
 	if d.MTU != 0 && d.MTU != l.MTU {
 		if err := t.host.Up(ctx, d.MTU); err != nil {
 			return fmt.Errorf("MTU %d: %w", d.MTU, err)
@@ -105,15 +111,28 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 
 // newDevice makes the interface and the device on it. It leaves both or neither.
 func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
+	var err error
+	if d.Mark, err = t.host.Mark(d.Mark); err != nil {
+		return none(err)
+	}
+	t.mtu.Ask(d.MTU, true)
 	if d.MTU == 0 {
-		d.MTU = t.chooseMTU(ctx)
+		hs, err := t.sockets().Read(ctx)
+		if err != nil {
+			return none(err)
+		}
+		d.MTU = t.mtu.Right(hs.Host, 0)
 	}
 	unmarked := t.wg.Create(d, func() (wgtun.Device, error) { return t.newLink(ctx, d.MTU) })
 	if errors.Is(unmarked, datapath.ErrNoDevice) {
 		t.index = 0
 		return unmarked
 	}
-	err := t.host.Up(ctx, d.MTU)
+	if unmarked != nil && t.host.Apart(d.Mark) { // packets would go round and round
+		t.drop()
+		return none(unmarked)
+	}
+	err = t.host.Up(ctx, d.MTU)
 	if err != nil {
 		err = fmt.Errorf("bringing interface %s up: %w", t.opts.Interface, err)
 	} else if path := t.opts.socket(); path != "" {
@@ -193,20 +212,6 @@ func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
 		return true, false, nil
 	}
 	return false, err == nil, err
-}
-
-// chooseMTU returns the MTU of a new device: what fits, with WireGuard's 80 bytes over IPv6, into the
-// packets of the underlay.
-func (t *TUN) chooseMTU(ctx context.Context) int {
-	const usual, overhead = 1420, 80
-	if t.opts.MTU != 0 {
-		return t.opts.MTU
-	}
-	hs, err := t.sockets().Read(ctx)
-	if err != nil || hs.Host.UnderlayMTU == 0 {
-		return usual
-	}
-	return min(max(hs.Host.UnderlayMTU-overhead, MinMTU), MaxMTU)
 }
 
 func (t *TUN) removeDevice(ctx context.Context) error {

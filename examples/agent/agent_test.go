@@ -359,6 +359,16 @@ wrong now:
 	if err := table(&b, s, now, true); err != nil || !strings.Contains(b.String(), "a=b,zone=west") || !strings.Contains(b.String(), "agent      process 7 since 1m0s, warren x") {
 		t.Errorf("got %v and\n%s", err, b.String())
 	}
+	// What carries the packets is what the device says, once it was read; and so is what it finds wrong.
+	v := testView()
+	v.Self.Datapath, v.Self.Instead = "tun", "the kernel has no WireGuard\nnor the right to load it"
+	v.Conditions = []view.Condition{{Kind: view.HostProblem, Node: "alpha", Subject: "rp_filter of eth0", Since: now.Add(-time.Minute), Message: "it is strict", Remedy: "set it to 2"}}
+	b.Reset()
+	if err := table(&b, control.StatusOf(p, v, now), now, false); err != nil ||
+		!strings.Contains(b.String(), "\ndatapath   tun, interface warren0\n           no better one: the kernel has no WireGuard; nor the right to load it\nexposes ") ||
+		!strings.HasSuffix(b.String(), "wrong now:\n  host-problem alpha rp_filter of eth0, for 1m0s\n      it is strict\n      -> set it to 2\n") {
+		t.Errorf("got %v and\n%s", err, b.String())
+	}
 	b.Reset()
 	if err := table(&b, control.StatusOf(p, view.View{Self: view.Self{Node: "alpha"}}, now), now, false); err != nil ||
 		!strings.Contains(b.String(), "alpha of mesh warren, not published yet, waiting for the registry\naddresses  -\n") || !strings.Contains(b.String(), "\nno peers\n") {

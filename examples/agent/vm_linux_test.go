@@ -127,8 +127,8 @@ func (v *machine) wholeHost(t *testing.T) {
 			t.Errorf("%s has the user %s and the capabilities %s", p.name, uid, caps)
 		}
 	}
-	if s := v.anna.status(); s.Agent.Datapath != "kernel" || s.Agent.Interface != "warren0" || s.Self.Endpoints[0] != "10.99.0.1:51820" || len(s.Self.Endpoints) != 1 {
-		t.Errorf("its status has datapath %q, interface %q, endpoints %q", s.Agent.Datapath, s.Agent.Interface, s.Self.Endpoints)
+	if s := v.anna.status(); s.Agent.Datapath != "kernel" || s.Self.Datapath != "kernel" || s.Agent.Interface != "warren0" || s.Self.Endpoints[0] != "10.99.0.1:51820" || len(s.Self.Endpoints) != 1 {
+		t.Errorf("its status has datapath %q, which is %q, interface %q, endpoints %q", s.Agent.Datapath, s.Self.Datapath, s.Agent.Interface, s.Self.Endpoints)
 	}
 	// cora is on the host of bert, whose mesh addresses are none to reach her at.
 	if s := v.cora.status(); len(s.Self.Endpoints) != 1 || !strings.HasPrefix(s.Self.Endpoints[0], "10.99.0.2:") {

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -34,7 +33,9 @@ type Host struct {
 	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
 	behind map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
 	known  *known                      // our routes, if nothing is known to have changed them; nil: not known
-	before func(what string) error     // called before each change, for tests
+	filter filter
+	unfit  error                   // why Up could not have it as it is to be
+	before func(what string) error // called before each change, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no link.
@@ -80,7 +81,9 @@ func (h *Host) Close() error {
 	if h.closed.Swap(true) {
 		return nil
 	}
-	return errors.Join(h.c.nl.Close(), h.watch.close(), h.ns.close())
+	err := errors.Join(h.c.nl.Close(), h.closeFilter(), h.watch.close(), h.ns.close())
+	close(h.changed)
+	return err
 }
 
 // Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a
@@ -151,6 +154,22 @@ func unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT)
 }
 
+// Mark returns the firewall mark for encrypted packets of a device that is to have asked; 0: none in particular.
+func (h *Host) Mark(asked uint32) (uint32, error) {
+	switch {
+	case !h.o.Policy:
+		return asked, nil
+	case asked == 0:
+		return h.o.Mark, nil
+	case !h.Apart(asked):
+		return 0, fmt.Errorf("mark %#x: encrypted packets would follow the routes into %s; leave it out, or have one of which mask %#x leaves %#x", asked, h.o.Interface, h.o.Mask, h.o.Mark)
+	}
+	return asked, nil
+}
+
+// Apart reports whether packets with that mark never follow the routes into the link.
+func (h *Host) Apart(mark uint32) bool { return h.o.Policy && mark&h.o.Mask == h.o.Mark }
+
 // Lists.
 
 func (h *Host) links(ctx context.Context) ([]link, error) {
@@ -183,25 +202,34 @@ func (h *Host) addrs(ctx context.Context) ([]ifaddr, error) {
 	return as, nil
 }
 
-// routes returns those of a table (0: any) and protocol (0: any) into an interface (0: any) or several.
-func (h *Host) routes(ctx context.Context, fam uint8, table uint32, proto uint8, oif int) ([]route, error) {
+// routesOf says which routes to list: of a family, and of a table, protocol and type and into an interface
+// where these are not 0.
+type routesOf struct {
+	fam   uint8
+	table uint32
+	proto uint8
+	typ   uint8
+	oif   int
+}
+
+func (h *Host) list(ctx context.Context, o routesOf) ([]route, error) {
 	var rs []route
 	small := uint8(0)
-	if table < 256 {
-		small = uint8(table)
+	if o.table < 256 {
+		small = uint8(o.table)
 	}
-	q := newRequest(unix.RTM_GETROUTE, 0, []byte{fam, 0, 0, 0, small, proto, 0, 0, 0, 0, 0, 0})
-	if table != 0 {
-		q = q.u32(unix.RTA_TABLE, table)
+	q := newRequest(unix.RTM_GETROUTE, 0, []byte{o.fam, 0, 0, 0, small, o.proto, 0, o.typ, 0, 0, 0, 0})
+	if o.table != 0 {
+		q = q.u32(unix.RTA_TABLE, o.table)
 	}
-	if oif != 0 {
-		q = q.u32(unix.RTA_OIF, uint32(oif))
+	if o.oif != 0 {
+		q = q.u32(unix.RTA_OIF, uint32(o.oif))
 	}
 	err := h.c.dump(ctx, q, func(m message) {
 		// A kernel without that family answers with what the others have.
 		r, ok := parseRoute(m.body)
-		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == fam &&
-			(table == 0 || r.table == table) && (proto == 0 || r.proto == proto) && (oif == 0 || r.oif == oif) {
+		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == o.fam &&
+			(o.table == 0 || r.table == o.table) && (o.proto == 0 || r.proto == o.proto) && (o.typ == 0 || r.typ == o.typ) && (o.oif == 0 || r.oif == o.oif) {
 			rs = append(rs, r)
 		}
 	})
@@ -242,7 +270,7 @@ func (h *Host) ourRoutes(ctx context.Context, index int) (map[netip.Prefix][]rou
 	h.watch.ours.Store(int64(index))
 	changes, ok := h.watch.catchUp(h)
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		rs, err := h.routes(ctx, fam, 0, uint8(h.o.Protocol), index)
+		rs, err := h.list(ctx, routesOf{fam: fam, proto: uint8(h.o.Protocol), oif: index})
 		if err != nil {
 			return nil, err
 		}
@@ -290,28 +318,40 @@ func (h *Host) lookup(ctx context.Context, dst netip.Addr, mark uint32) (r route
 	return r, ok && err == nil && r.typ == unix.RTN_UNICAST
 }
 
-// rpFilterAll returns net.ipv4.conf.all.rp_filter.
-func (h *Host) rpFilterAll(ctx context.Context) (uint32, error) {
-	var all uint32
-	err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{unix.AF_INET}), func(m message) {
-		var index int32
-		var rp uint32
-		for typ, v := range attrs(m.body, 1) {
-			switch typ {
-			case netconfaIfindex:
-				index = int32(u32(v))
-			case netconfaRPFilter:
-				rp = u32(v)
+// netconf are the values of net.ipv4.conf.all and net.ipv6.conf.all that bear on us.
+type netconf struct {
+	forwards
+	rpFilter uint32 // IPv4 only
+}
+
+func (h *Host) netconf(ctx context.Context) (c netconf, err error) {
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{fam}), func(m message) {
+			var index int32
+			var rp, forward uint32
+			for typ, v := range attrs(m.body, 1) {
+				switch typ {
+				case netconfaIfindex:
+					index = int32(u32(v))
+				case netconfaRPFilter:
+					rp = u32(v)
+				case netconfaForwarding:
+					forward = u32(v)
+				}
 			}
+			switch {
+			case index != netconfaAll || len(m.body) == 0 || m.body[0] != fam: // a kernel without that family answers with another
+			case fam == unix.AF_INET:
+				c.rpFilter, c.ipv4 = rp, forward != 0
+			default:
+				c.ipv6 = forward != 0
+			}
+		})
+		if err != nil && !unsupported(err) {
+			return c, fmt.Errorf("read the reverse path filter, and what is forwarded: %w", err)
 		}
-		if index == netconfaAll && len(m.body) > 0 && m.body[0] == unix.AF_INET {
-			all = rp
-		}
-	})
-	if err != nil && !unsupported(err) {
-		return 0, fmt.Errorf("read the reverse path filter: %w", err)
 	}
-	return all, nil
+	return c, nil
 }
 
 // Ownership.
@@ -436,7 +476,7 @@ func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) 
 	if f.foreign.Index != 0 {
 		return Link{}, false, h.foreignLink(f.foreign)
 	}
-	if (h.o.Rule || h.o.Sources == SourceLoopback) && slices.ContainsFunc(f.others, func(a string) bool {
+	if (h.o.Policy || h.o.Sources == SourceLoopback) && slices.ContainsFunc(f.others, func(a string) bool {
 		return strings.HasSuffix(a, ":"+strconv.Itoa(h.o.Protocol))
 	}) {
 		return Link{}, false, &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[0]),
@@ -547,10 +587,11 @@ func (h *Host) checkTable(ctx context.Context, f found) error {
 		return nil
 	}
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		rs, err := h.routes(ctx, fam, uint32(h.o.Table), 0, 0)
+		rs, err := h.list(ctx, routesOf{fam: fam, table: uint32(h.o.Table)})
 		if err != nil {
 			return err
 		}
+		rs = slices.DeleteFunc(rs, func(r route) bool { return r.typ == unix.RTN_UNREACHABLE && int(r.proto) == h.o.Protocol }) // the guard's
 		if len(rs) > 0 {
 			return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("it has %s", h.owner(f, rs[0])), "choose another table, or empty it"}
 		}
@@ -626,11 +667,11 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			return err
 		}
 	}
-	all, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return err
 	}
-	if max(all, l.rpFilter) == 1 {
+	if max(conf.rpFilter, l.rpFilter) == 1 {
 		r := newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).nest(unix.IFLA_AF_SPEC, func(r request) request {
 			return r.nest(unix.AF_INET, func(r request) request {
 				return r.nest(unix.IFLA_INET_CONF, func(r request) request { return r.u32(devconfRPFilter, 2) })
@@ -645,95 +686,197 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			return err
 		}
 	}
-	var errs []error
-	rs, err := h.rules(ctx)
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
-	have := make(map[rule]bool)
-	for _, r := range rs {
-		have[r] = true
+	var errs []error
+	want := h.wanted(f)
+	rules, guards := want.missing(b)
+	for _, r := range guards {
+		errs = append(errs, h.addGuard(ctx, r))
 	}
-	want := h.wantRules(f)
-	for _, r := range want {
-		if !have[r] {
-			errs = append(errs, h.addRule(ctx, r))
-		}
+	for _, r := range rules {
+		errs = append(errs, h.addRule(ctx, r))
 	}
 	errs = append(errs, h.tidy(ctx, f, want))
+	if mtu > 0 {
+		l.MTU = mtu
+	}
+	h.setFilter(ctx, h.pass(conf, l))
 	return errors.Join(errs...)
 }
 
-// wantRules are the rules of Options.
-func (h *Host) wantRules(f found) []rule {
-	if !h.o.Rule {
+// wantRules are the rules of Options, in the order in which they are to come: the one for the main table first, so
+// that no packet to a local network is ever looked up in ours.
+func (h *Host) wantRules(f found) (want []rule) {
+	if !h.o.Policy {
 		return nil
 	}
-	r := rule{fam: unix.AF_INET, priority: uint32(h.o.Priority), table: uint32(h.o.Table), mark: h.o.Mark, mask: maskOf(h.o.Mark), not: h.o.Mark != 0,
-		proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL}
-	want := []rule{r}
-	if f.lo.inet6 {
-		r.fam = unix.AF_INET6
+	for _, fam := range f.families() {
+		r := rule{fam: fam, priority: uint32(h.o.Priority), table: MainTable, specific: true, mark: h.o.Mark, mask: h.o.Mask, not: true,
+			proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL}
+		want = append(want, r)
+		r.priority, r.table, r.specific = r.priority+1, uint32(h.o.Table), false
 		want = append(want, r)
 	}
 	return want
 }
 
-// stale returns what is ours beside the link and not, or no longer, wanted: addresses on the loopback
-// interface and rules. all says that nothing is wanted.
-func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (addrs []ifaddr, rules []rule) {
-	if h.shared(f) {
-		return nil, nil
+// wantGuards are the routes of Options.Guard.
+func (h *Host) wantGuards(f found) (want []route) {
+	for p := range h.o.Guard.All() {
+		if slices.Contains(f.families(), family(p.Addr().Is4())) {
+			want = append(want, route{dst: p, table: uint32(h.o.Table), metric: guardMetric, proto: uint8(h.o.Protocol), typ: unix.RTN_UNREACHABLE})
+		}
 	}
-	for _, a := range as {
+	return want
+}
+
+// families are those that this host has.
+func (f found) families() []uint8 {
+	if f.lo.inet6 {
+		return []uint8{unix.AF_INET, unix.AF_INET6}
+	}
+	return []uint8{unix.AF_INET}
+}
+
+// guards lists the unreachable routes with our protocol.
+func (h *Host) guards(ctx context.Context, f found) (rs []route, err error) {
+	for _, fam := range f.families() {
+		some, err := h.list(ctx, routesOf{fam: fam, proto: uint8(f.proto), typ: unix.RTN_UNREACHABLE})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range some {
+			r.oif = 0 // IPv6 has them lead into the loopback interface
+			rs = append(rs, r)
+		}
+	}
+	return rs, nil
+}
+
+// beside is what is ours beside the link, or may be.
+type beside struct {
+	addrs  []ifaddr
+	rules  []rule  // all there are, in the order in which Linux has them
+	guards []route // unreachable ones of our protocol
+}
+
+func (h *Host) besides(ctx context.Context, f found) (b beside, err error) {
+	if b.addrs, err = h.addrs(ctx); err != nil {
+		return b, err
+	}
+	if b.rules, err = h.rules(ctx); err != nil {
+		return b, err
+	}
+	b.guards, err = h.guards(ctx, f)
+	return b, err
+}
+
+// wants is what Options want beside the link, but for addresses; the zero one is nothing.
+type wants struct {
+	rules  []rule
+	guards []route
+}
+
+func (h *Host) wanted(f found) wants { return wants{h.wantRules(f), h.wantGuards(f)} }
+
+// missing returns what of it is not there.
+func (w wants) missing(b beside) (rules []rule, guards []route) {
+	for _, r := range w.rules {
+		if !slices.Contains(b.rules, r) {
+			rules = append(rules, r)
+		}
+	}
+	for _, r := range w.guards {
+		if !slices.Contains(b.guards, r) {
+			guards = append(guards, r)
+		}
+	}
+	return rules, guards
+}
+
+// stale returns what is ours beside the link and not, or no longer, wanted. all says that no address is.
+func (h *Host) stale(f found, b beside, want wants, all bool) (s beside) {
+	if h.shared(f) {
+		return s
+	}
+	for _, a := range b.addrs {
 		if a.index == f.lo.Index && int(a.proto) == f.proto && (all || h.o.Sources != SourceLoopback) {
-			addrs = append(addrs, a)
+			s.addrs = append(s.addrs, a)
 		}
 		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() && !a.keeps() {
-			addrs = append(addrs, a)
+			s.addrs = append(s.addrs, a)
 		}
 	}
 	seen := make(map[rule]bool)
-	for _, r := range rs {
-		if int(r.proto) == f.proto && !r.other && (seen[r] || !slices.Contains(want, r)) {
-			rules = append(rules, r)
+	for _, r := range b.rules {
+		if int(r.proto) == f.proto && !r.other && (seen[r] || !slices.Contains(want.rules, r)) {
+			s.rules = append(s.rules, r)
 		}
 		seen[r] = true
 	}
-	return addrs, rules
+	slices.SortStableFunc(s.rules, func(a, b rule) int { // the tunnel's before the one that keeps local networks out of it
+		switch {
+		case a.specific == b.specific:
+			return 0
+		case b.specific:
+			return -1
+		}
+		return 1
+	})
+	for _, r := range b.guards {
+		if !slices.Contains(want.guards, r) {
+			s.guards = append(s.guards, r)
+		}
+	}
+	return s
 }
 
 // removeMarked removes all that is ours beside the link.
 func (h *Host) removeMarked(ctx context.Context, f found) error {
-	as, rs, err := h.addrsAndRules(ctx)
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
-	addrs, rules := h.stale(f, as, rs, nil, true)
-	return errors.Join(h.removeRules(ctx, rs, rules, nil), h.removeLeft(ctx, f, as, addrs))
+	s := h.stale(f, b, wants{}, true)
+	return errors.Join(h.removeRules(ctx, b.rules, s.rules, nil), h.removeGuards(ctx, s.guards), h.removeLeft(ctx, f, b.addrs, s.addrs))
 }
 
 // tidy removes what is left of other Options.
-func (h *Host) tidy(ctx context.Context, f found, want []rule) error {
-	as, rs, err := h.addrsAndRules(ctx)
+func (h *Host) tidy(ctx context.Context, f found, want wants) error {
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
-	addrs, rules := h.stale(f, as, rs, want, false)
-	errs := []error{h.removeRules(ctx, rs, rules, want)}
-	as, addrs, err = h.move(ctx, f, as, addrs)
+	s := h.stale(f, b, want, false)
+	errs := []error{h.removeRules(ctx, b.rules, s.rules, want.rules), h.removeGuards(ctx, s.guards)}
+	as, addrs, err := h.move(ctx, f, b.addrs, s.addrs)
 	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
 	h.release(ctx, f, minus(as, addrs))
 	return errors.Join(errs...)
 }
 
-func (h *Host) addrsAndRules(ctx context.Context) ([]ifaddr, []rule, error) {
-	as, err := h.addrs(ctx)
-	if err != nil {
-		return nil, nil, err
+// addGuard makes a route of Options.Guard. One that is there is as good.
+func (h *Host) addGuard(ctx context.Context, r route) error {
+	err := h.apply1(ctx, fmt.Sprintf("guard %v", r.dst), r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+	if errors.Is(err, unix.EEXIST) {
+		err = &ForeignError{fmt.Sprintf("a route to %v with metric %d in table %d", r.dst, r.metric, r.table), "it is not unreachable, or has another protocol", "remove it, or choose another table"}
 	}
-	rs, err := h.rules(ctx)
-	return as, rs, err
+	return err
+}
+
+func (h *Host) removeGuards(ctx context.Context, going []route) error {
+	var errs []error
+	for _, r := range going {
+		err := gone(h.apply1(ctx, fmt.Sprintf("remove the guard of %v", r.dst), r.request(unix.RTM_DELROUTE, 0)))
+		if err == nil {
+			h.o.Logger.Info("removed what was left", "what", fmt.Sprintf("guard of %v in table %d", r.dst, r.table))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // move puts addresses that are not where Options have them there too, so that the routes from them stay when they
@@ -886,7 +1029,7 @@ func (h *Host) Remove(ctx context.Context) error {
 		return err
 	}
 	h.forget()
-	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f))
+	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f), h.removeFilter(ctx))
 }
 
 // place is the interface that our addresses are on.
@@ -923,7 +1066,7 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	as, err := h.addrs(ctx)
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return State{}, err
 	}
@@ -931,25 +1074,27 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	rules, err := h.rules(ctx)
-	if err != nil {
-		return State{}, err
-	}
-	rpAll, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return State{}, err
 	}
 	s := State{Link: f.link.Link}
+	var unfit error
 	if f.link.Index != 0 {
 		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
-		s.Addrs = h.readAddrs(f, as)
+		s.Addrs = h.readAddrs(f, b.addrs)
 		s.Routes = h.readRoutes(ours)
-		staleAddrs, staleRules := h.stale(f, as, rules, h.wantRules(f), false)
-		missing := slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !slices.Contains(rules, r) })
-		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias && len(staleAddrs)+len(staleRules)+len(f.extra) == 0 &&
-			len(redundant(f, as)) == 0 && !missing && max(rpAll, f.link.rpFilter) != 1
+		want := h.wanted(f)
+		stale := h.stale(f, b, want, false)
+		rules, guards := want.missing(b)
+		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias &&
+			len(stale.addrs)+len(stale.rules)+len(stale.guards)+len(rules)+len(guards)+len(f.extra)+len(redundant(f, b.addrs)) == 0 &&
+			max(conf.rpFilter, f.link.rpFilter) != 1
+		if s.Ready {
+			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
+		}
 	}
-	h.around(ctx, f, as, ours, rpAll, &s)
+	h.around(ctx, f, b, ours, conf, unfit, &s)
 	return s, ctx.Err()
 }
 
@@ -966,7 +1111,8 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 }
 
 // around reports what is beside the link.
-func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.Prefix][]route, rpAll uint32, s *State) {
+func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) {
+	as := b.addrs
 	var connected, elsewhere []netip.Prefix
 	mtu := 0
 	least := func(m int) {
@@ -1019,29 +1165,6 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 	}
 	s.Host.UnderlayMTU = mtu
 
-	s.Problems = h.problems(ctx, f, under, ours, rpAll)
-}
-
-// problems asks the kernel for the way back, as the reverse path filter does: without the packet's mark.
-func (h *Host) problems(ctx context.Context, f found, under link, ours map[netip.Prefix][]route, rpAll uint32) (errs []error) {
-	if max(rpAll, f.link.rpFilter) != 1 && (under.Index == 0 || max(rpAll, under.rpFilter) != 1) {
-		return nil
-	}
-	for i, dst := range slices.SortedFunc(maps.Keys(ours), prefixes.Compare) {
-		if !dst.Addr().Is4() || i == 16 {
-			break
-		}
-		if dst.Bits() <= 1 && under.Index != 0 && max(rpAll, under.rpFilter) == 1 {
-			errs = append(errs, fmt.Errorf("the reverse path filter of %s is strict, and %v is routed into %s: packets of peers may be dropped; set net.ipv4.conf.%s.rp_filter to 2",
-				under.Name, dst, f.link.Name, under.Name))
-		}
-		if max(rpAll, f.link.rpFilter) != 1 {
-			continue
-		}
-		if r, ok := h.lookup(ctx, dst.Addr(), 0); !ok || r.oif != f.link.Index {
-			return append(errs, fmt.Errorf("the reverse path filter of %s is strict, and packets to %v do not go there: those from it are dropped; set net.ipv4.conf.%s.rp_filter to 2, or add a rule for table %d",
-				f.link.Name, dst, f.link.Name, h.o.Table))
-		}
-	}
-	return errs
+	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
+	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
 }

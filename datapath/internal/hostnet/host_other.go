@@ -44,3 +44,11 @@ func (*Host) RemoveRoutes(context.Context, prefixes.Set) error { return errHere 
 func (*Host) Changed() <-chan struct{} { return nil }
 
 func (*Host) Do(func() error) error { return errHere }
+
+func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
+
+func (*Host) Apart(uint32) bool { return false }
+
+func (*Host) Problems(context.Context, datapath.State) ([]datapath.Problem, error) {
+	return nil, errHere
+}

@@ -55,7 +55,6 @@ func (w *watcher) close() error {
 
 func (w *watcher) run(h *Host) {
 	defer close(w.done)
-	defer close(h.changed)
 	for !h.closed.Load() {
 		var err error
 		rerr := w.c.raw.Read(func(fd uintptr) bool {
@@ -91,12 +90,16 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 		}
 	}
 	if matters && !h.closed.Load() {
-		select {
-		case h.changed <- struct{}{}:
-		default:
-		}
+		h.notify()
 	}
 	return err
+}
+
+func (h *Host) notify() {
+	select {
+	case h.changed <- struct{}{}:
+	default:
+	}
 }
 
 // most is how many datagrams catchUp deals with; a receive buffer of 1 MiB holds fewer.

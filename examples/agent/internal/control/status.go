@@ -32,8 +32,8 @@ type Process struct {
 	Build     string    `json:"build"`
 	Started   time.Time `json:"started"`
 	Mesh      string    `json:"mesh"`
-	Registry  string    `json:"registry"` // without a password
-	Datapath  string    `json:"datapath"`
+	Registry  string    `json:"registry"`            // without a password
+	Datapath  string    `json:"datapath"`            // as it was asked for
 	Interface string    `json:"interface,omitempty"` // of the kernel datapath
 	State     string    `json:"state"`
 	Socks5    string    `json:"socks5,omitempty"` // where it listens, with the real port
@@ -49,7 +49,9 @@ type Self struct {
 	Endpoints []string       `json:"endpoints"`
 	Listen    uint16         `json:"listen"` // UDP port; 0: no device yet
 	MTU       int            `json:"mtu"`
-	Published bool           `json:"published"` // the registry has taken the newest record
+	Datapath  string         `json:"datapath"`          // what carries the packets; "" is not known yet
+	Instead   string         `json:"instead,omitempty"` // why no better one does, where one was looked for
+	Published bool           `json:"published"`         // the registry has taken the newest record
 	Record    *record.Record `json:"record,omitempty"`
 }
 
@@ -108,7 +110,7 @@ func StatusOf(p Process, v view.View, now time.Time) Status {
 		Agent: p, Ready: v.Ready, Version: v.Version, Revision: v.Revision,
 		Self: Self{
 			Node: v.Self.Node, Key: v.Self.Key.String(), Local: v.Self.Local, Listen: v.Self.ListenPort,
-			MTU: v.Self.MTU, Published: v.Self.Published,
+			MTU: v.Self.MTU, Datapath: v.Self.Datapath, Instead: v.Self.Instead, Published: v.Self.Published,
 			Addresses: hosts(v.Self.Record.Addresses), Endpoints: texts(v.Self.Record.Endpoints),
 		},
 		Peers: []Peer{}, Withheld: []Withheld{}, Conditions: []Condition{},
