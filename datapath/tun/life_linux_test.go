@@ -105,9 +105,6 @@ func TestOutsiders(t *testing.T) {
 		{"its mark removed", func() { a.space.must(func() error { return mark("warren0", "not ours") }) }},
 		{"deleted", ip("link del warren0")},
 	} {
-		a.op.Lock()
-		time.Sleep(time.Until(a.mended.Add(mendEvery))) // it is bounded
-		a.op.Unlock()
 		quiet(a.TUN)
 		begun := time.Now()
 		test.do()
