@@ -266,7 +266,7 @@ func (t *TUN) look() {
 }
 
 func (t *TUN) listen(path string) (err error) {
-	t.socket, err = listen(path, t.wg, t.notify)
+	t.socket, err = listen(path, t.opts.SocketGroup, t.wg, t.notify)
 	return err
 }
 
