@@ -79,6 +79,9 @@ func newSpace(t testing.TB) *space {
 	return s
 }
 
+// path is that of the namespace for other processes.
+func (s *space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.ns.Fd()) }
+
 // do runs f on a thread in the namespace.
 func (s *space) do(f func() error) error {
 	errs := make(chan error)
