@@ -60,8 +60,11 @@ func newNetwork(t *testing.T) *network {
 		"route add default via 192.0.2.254", "route add default via 2001:db8:1::254")
 	// Linux looks for the neighbours of those it forwards for from link-local addresses only.
 	n.router.ip("addr add fe80::1/64 dev mesh0 nodad", "addr add fe80::1/64 dev eth0 nodad")
-	n.router.sysctl("ipv4/conf/all/send_redirects", "0")
-	n.router.sysctl("ipv4/conf/mesh0/send_redirects", "0")
+	for _, s := range []*space{n.one, n.two} { // the router would have the members find each other without it
+		for _, name := range []string{"ipv4/conf/all", "ipv4/conf/c0", "ipv6/conf/all", "ipv6/conf/c0"} {
+			s.sysctl(name+"/accept_redirects", "0")
+		}
+	}
 	must(t, func() error { _, err := TurnOn(n.router.do, names); return err }())
 	n.table = n.router.open()
 	for _, s := range []*space{n.one, n.two, n.server} {
