@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -100,6 +101,19 @@ var edits = map[string]func(t *rapid.T, c *nftables.Conn, rs []*nftables.Rule) (
 		}
 		r := one(t, rs)
 		r.Exprs = slices.Insert(r.Exprs, rapid.IntRange(0, len(r.Exprs)-1).Draw(t, "at"), expr.Any(&expr.Counter{}))
+		c.ReplaceRule(r)
+		return true
+	},
+	"ports at random": func(t *rapid.T, c *nftables.Conn, rs []*nftables.Rule) bool {
+		if len(rs) == 0 {
+			return false
+		}
+		r := rs[len(rs)-1]
+		m, ok := r.Exprs[len(r.Exprs)-1].(*expr.Masq)
+		if !ok {
+			return false
+		}
+		r.Table, r.Position, m.FullyRandom = ourTable, 0, true
 		c.ReplaceRule(r)
 		return true
 	},
@@ -321,6 +335,12 @@ func TestSleeping(t *testing.T) {
 	s.is(tb, Rules{Turned: some.Turned}, false) // a chain without rules is left
 	s.set(tb, Rules{Turned: some.Turned})
 	s.is(tb, Rules{Turned: some.Turned}, true)
+
+	s.set(tb, Rules{SNAT: some.SNAT})
+	must(t, s.write(tb, newRequest(unix.NFT_MSG_DELRULE, 0).text(unix.NFTA_RULE_TABLE, tb.name), empty))
+	s.is(tb, Rules{}, false) // a table with nothing in it is left
+	s.set(tb, Rules{})
+	s.is(tb, Rules{}, true)
 }
 
 // write has somebody else make changes.
@@ -442,4 +462,20 @@ func TestClose(t *testing.T) {
 		}
 	}
 	s.is(s.open(), some, true)
+
+	tb = s.open() // and in the middle of something
+	done := make(chan error)
+	go func() {
+		for i := 0; ; i++ {
+			if err := tb.Set(t.Context(), Rules{ClampMTU: 1280 + i%2}); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	<-time.After(20 * time.Millisecond)
+	must(t, tb.Close())
+	if err := <-done; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
 }

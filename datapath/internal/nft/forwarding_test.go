@@ -187,8 +187,8 @@ func TestAdvertised(t *testing.T) {
 	t.Parallel()
 	s, router := off(t), newSpace(t)
 	s.ip("link add eth0 type veth peer name peer0", "link add eth1.5 type veth peer name peer1", "link add eth2 type veth peer name peer2")
-	for _, i := range []string{"0", "1", "2"} {
-		name := map[string]string{"0": "eth0", "1": "eth1.5", "2": "eth2"}[i]
+	ifaces := map[string]string{"0": "eth0", "1": "eth1.5", "2": "eth2"}
+	for i, name := range ifaces {
 		s.sysctl("ipv6/conf/"+name+"/accept_ra", map[string]string{"0": "1", "1": "1", "2": "2"}[i])
 		s.ip("link set peer"+i+" netns "+router.path(), "link set "+name+" up", "addr add fe80::2/64 dev "+name+" nodad")
 		router.ip("link set peer"+i+" up", "addr add fe80::1/64 dev peer"+i+" nodad")
@@ -198,19 +198,19 @@ func TestAdvertised(t *testing.T) {
 		return strings.Contains(s.run("", "ip", "-6", "route", "show", "default", "dev", name), "default")
 	}
 	s.forwards(false, false, ForwardIPv4, ForwardIPv6)
-	for end := time.Now().Add(10 * time.Second); !has("eth0") || !has("eth1.5") || !has("eth2"); time.Sleep(10 * time.Millisecond) {
-		must(t, router.do(func() error {
-			for _, peer := range []string{"peer0", "peer1", "peer2"} {
-				if err := advertise(peer); err != nil {
-					return err
+	learn := func(numbers ...string) {
+		t.Helper()
+		for _, i := range numbers {
+			for end := time.Now().Add(10 * time.Second); !has(ifaces[i]); time.Sleep(10 * time.Millisecond) {
+				must(t, router.do(func() error { return advertise("peer" + i) }))
+				if time.Now().After(end) {
+					t.Fatal("no route: ", s.run("", "ip", "-6", "route"))
 				}
 			}
-			return nil
-		}))
-		if time.Now().After(end) {
-			t.Fatal("no route: ", s.run("", "ip", "-6", "route"))
 		}
 	}
+	learn("0", "1", "2")
+	s.sysctl("ipv6/conf/eth1.5/accept_ra", "0") // what it has learned already goes, too
 	var a *AdvertisedError
 	if f := s.forwarding(); !errors.As(f.Notice, &a) || !slices.Equal(a.Interfaces, []string{"eth0", "eth1.5"}) {
 		t.Fatalf("got %+v", f)
@@ -226,6 +226,10 @@ func TestAdvertised(t *testing.T) {
 	if has("eth0") || has("eth1.5") || !has("eth2") || !has("eth3") {
 		t.Error(s.run("", "ip", "-6", "route"))
 	}
+	// Nothing is lost any more where it forwards already.
+	s.sysctl("ipv6/conf/eth0/forwarding", "0")
+	learn("0")
+	s.forwards(true, true)
 }
 
 // advertise sends a router advertisement (RFC 4861, section 4.2) that is valid for half an hour.

@@ -19,9 +19,10 @@ type Table struct {
 	changed chan struct{}
 	watch   *watcher
 
-	mu    sync.Mutex // one after the other
-	c     *conn
-	again int // what was read or decided again, for tests
+	mu      sync.Mutex // one after the other
+	c       *conn
+	again   int    // what was read or decided again, for tests
+	between func() // is called before each list, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no table. The error is errors.ErrUnsupported
@@ -31,7 +32,7 @@ func Open(o Options) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	t := &Table{o: o, name: tableName(o.Interface), changed: make(chan struct{}, 1)}
+	t := &Table{o: o, name: tableName(o.Interface), changed: make(chan struct{}, 1), between: func() {}}
 	var u unix.Utsname
 	if err = unix.Uname(&u); err == nil {
 		err = tooOld(unix.ByteSliceToString(u.Release[:]))
@@ -87,9 +88,9 @@ func (t *Table) Read(ctx context.Context) (r Rules, exact bool, err error) {
 	return f.rules, f.exact, nil
 }
 
-// Set has the table be r, at once or not at all; the zero Rules removes it. Connections that are translated stay
-// so. Where the table is that already, nothing is written. A table of our name that is not ours is a *ForeignError;
-// a kernel that lacks what r takes is errors.ErrUnsupported.
+// Set has the table be r, at once or not at all; the zero Rules removes it. Where the table is that already, nothing
+// is written. Connections that are translated stay so as long as r has destinations at all. A table of our name that is
+// not ours is a *ForeignError, whatever r is; a kernel that lacks what r takes is errors.ErrUnsupported.
 func (t *Table) Set(ctx context.Context, r Rules) error {
 	r, err := t.o.checked(r)
 	if err != nil {
@@ -101,8 +102,9 @@ func (t *Table) Set(ctx context.Context, r Rules) error {
 }
 
 func (t *Table) wrap(err error) error {
-	if err == nil {
-		return nil
+	var f *ForeignError
+	if err == nil || errors.As(err, &f) {
+		return err
 	}
 	return fmt.Errorf("nftables table inet %s: %w", t.name, err)
 }
@@ -237,6 +239,7 @@ func (t *Table) look(ctx context.Context) (s seen, clean bool, err error) {
 		if typ != unix.NFT_MSG_GETCHAIN && typ != unix.NFT_MSG_GETRULE {
 			r = r.text(ofTable, t.name)
 		}
+		t.between()
 		ms, clean, err := t.c.list(ctx, r)
 		if errors.Is(err, unix.ENOENT) { // the table is gone
 			return s, false, nil

@@ -237,7 +237,44 @@ func TestConcurrent(t *testing.T) {
 			t.Fatalf("does this test anything? read %v, %d again", seen, tb.again)
 		}
 	}
-	t.Logf("read %v; %d times again", seen, tb.again+another.again)
+	t.Logf("read %v; %d times again", seen, tb.again)
+}
+
+// Nor is what somebody does inside the table read in parts: here a rule goes as a chain comes.
+func TestInside(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	tb, c := s.open(), s.other()
+	both, one := Rules{SNAT: set("10.0.0.0/8", "10.1.0.0/16")}, Rules{SNAT: set("10.0.0.0/8")}
+	s.set(tb, both)
+	rs, err := rulesOf(c, ourTable)
+	must(t, err)
+	lists := 0
+	tb.between = func() {
+		if lists++; lists == 2 { // chains have been listed, rules have not
+			c.AddChain(&nftables.Chain{Table: ourTable, Name: "mine"})
+			must(t, errors.Join(c.DelRule(&nftables.Rule{Table: ourTable, Chain: rs[1].Chain, Handle: rs[1].Handle}), c.Flush()))
+		}
+	}
+	s.is(tb, one, false)
+	if lists <= 5 {
+		t.Error("read once")
+	}
+	tb.between = func() { // there is no end to changes of others
+		if lists++; lists%5 == 0 {
+			c.AddTable(table("unrelated"))
+			c.DelTable(table("unrelated"))
+			must(t, c.Flush())
+		}
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	if _, _, err := tb.Read(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	tb.between = func() {}
+	s.set(tb, both)
+	s.is(tb, both, true)
 }
 
 // Nothing is done where the time is up, and what is late is told from what is asked for next.
@@ -245,7 +282,13 @@ func TestContext(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	tb := s.open()
-	s.set(tb, some)
+	long := some // so that its list comes in pieces
+	var ps []netip.Prefix
+	for i := range 1000 {
+		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
+	}
+	long.SNAT = long.SNAT.With(ps...)
+	s.set(tb, long)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if err := tb.Set(ctx, Rules{}); !errors.Is(err, context.Canceled) {
@@ -256,6 +299,14 @@ func TestContext(t *testing.T) {
 		must(t, err)
 		_, err = tb.c.send(t.Context(), newRequest(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP).text(unix.NFTA_RULE_TABLE, tb.name))
 		must(t, err)
-		s.is(tb, some, true)
+		s.is(tb, long, true)
+	}
+	if tb.again == 0 {
+		t.Error("no list was given up: does this test anything?")
+	}
+	late, stop := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer stop()
+	if _, _, err := tb.Read(late); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
 	}
 }
