@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -151,7 +152,7 @@ var edits = map[string]func(t *rapid.T, c *nftables.Conn, rs []*nftables.Rule) (
 		return true
 	},
 	"add a set": func(t *rapid.T, c *nftables.Conn, rs []*nftables.Rule) bool {
-		return c.AddSet(&nftables.Set{Table: ourTable, Name: "mine", KeyType: nftables.TypeIPAddr}, nil) == nil
+		return addSet(c) == nil
 	},
 	"add an object": func(t *rapid.T, c *nftables.Conn, rs []*nftables.Rule) bool {
 		c.AddObj(&nftables.CounterObj{Table: ourTable, Name: "mine"})
@@ -171,6 +172,14 @@ func one(t *rapid.T, rs []*nftables.Rule) *nftables.Rule {
 	r := rs[rapid.IntRange(0, len(rs)-1).Draw(t, "rule")]
 	r.Table, r.Position = ourTable, 0
 	return r
+}
+
+var sets sync.Mutex // the package nftables counts sets for all its connections
+
+func addSet(c *nftables.Conn) error {
+	sets.Lock()
+	defer sets.Unlock()
+	return c.AddSet(&nftables.Set{Table: ourTable, Name: "mine", KeyType: nftables.TypeIPAddr}, []nftables.SetElement{{Key: []byte{10, 0, 0, 1}}})
 }
 
 var (

@@ -129,10 +129,8 @@ func TestChanged(t *testing.T) {
 	s.set(tb, some)
 	s.is(tb, some, true)
 	for kind, edit := range map[string]func(){
-		"a chain": func() { c.AddChain(&nftables.Chain{Table: ourTable, Name: "mine"}) },
-		"a set": func() {
-			must(t, c.AddSet(&nftables.Set{Table: ourTable, Name: "mine", KeyType: nftables.TypeIPAddr}, []nftables.SetElement{{Key: []byte{10, 0, 0, 1}}}))
-		},
+		"a chain":   func() { c.AddChain(&nftables.Chain{Table: ourTable, Name: "mine"}) },
+		"a set":     func() { must(t, addSet(c)) },
 		"an object": func() { c.AddObj(&nftables.CounterObj{Table: ourTable, Name: "mine"}) },
 		"a rule": func() {
 			c.AddRule(&nftables.Rule{Table: ourTable, Chain: &nftables.Chain{Name: forward.name}})
