@@ -222,8 +222,8 @@ func TestConcurrent(t *testing.T) {
 		}
 	})
 	seen := map[int]int{}
-	end := time.Now().Add(10 * time.Second)
-	for n := 0; n < 100 || len(seen) < 2 || tb.again == 0; n++ {
+	start := time.Now()
+	for n := 0; n < 100 && time.Since(start) < 5*time.Second || len(seen) < 2 || tb.again == 0; n++ {
 		r, exact, err := tb.Read(t.Context())
 		must(t, err)
 		if !exact || !r.Equal(a) && !r.Equal(b) {
@@ -231,7 +231,7 @@ func TestConcurrent(t *testing.T) {
 		}
 		seen[r.ClampMTU]++
 		must(t, tb.Set(t.Context(), []Rules{a, b}[n%2]))
-		if time.Now().After(end) {
+		if time.Since(start) > 30*time.Second {
 			t.Fatalf("does this test anything? read %v, %d again", seen, tb.again)
 		}
 	}
