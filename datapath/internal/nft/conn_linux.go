@@ -62,12 +62,18 @@ func dial(do func(func() error) error, closed *atomic.Bool) (*conn, error) {
 
 var errClosed = fmt.Errorf("socket: %w", net.ErrClosed)
 
-// receive waits for a datagram of the kernel, and returns it. It is valid until the next call.
+// receive waits for a datagram of the kernel, and returns it. It is valid until the next call. After ENOBUFS
+// nothing is left of what was sent until then: Linux reports an overrun once, until the socket is empty.
 func (c *conn) receive() ([]byte, error) {
 	var b []byte
 	var err error
 	if rerr := c.raw.Read(func(fd uintptr) bool {
 		b, err = c.take(fd)
+		for left := err; err == unix.ENOBUFS && left != unix.EAGAIN; {
+			if _, left = c.take(fd); left != nil && left != unix.EAGAIN && left != unix.ENOBUFS {
+				err = left
+			}
+		}
 		return err != unix.EAGAIN
 	}); rerr != nil {
 		err = rerr
@@ -210,10 +216,10 @@ func (c *conn) generation(ctx context.Context) (uint32, error) {
 		return 0, fmt.Errorf("%w: %w: the kernel has no nf_tables (CONFIG_NF_TABLES)", errors.ErrUnsupported, err)
 	case err != nil:
 		return 0, err
-	case m.typ != newGen || len(m.body) < nfgenmsgLen:
+	case m.typ != newGen:
 		return 0, fmt.Errorf("generation: answer of type %#x: %w", m.typ, unix.EPROTO)
 	}
-	return parse(m.body[nfgenmsgLen:]).u32(unix.NFTA_GEN_ID), nil
+	return m.generation(), nil
 }
 
 // batch does all of rs or none, in that generation only: in another one, the error is ERESTART. which is
@@ -236,7 +242,7 @@ func (c *conn) batch(ctx context.Context, generation uint32, rs []request) (whic
 			return -1, errors.Join(err, rerr)
 		}
 		for m := range messages(b) {
-			i := int(m.seq - first - 1)
+			i := int(int32(m.seq - first - 1))
 			switch {
 			case m.typ != unix.NLMSG_ERROR || i < -1 || i >= len(rs):
 			case i == -1: // not begun, or not committed

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	sysctls = "/proc/sys/"
+	procSys = "/proc/sys/"
 	// routes6 are the IPv6 routes of the namespace of the thread that reads it: /proc/net is the process's.
 	routes6 = "/proc/thread-self/net/ipv6_route"
 	// advertised marks routes that the kernel learned from a router advertisement: RTF_ADDRCONF, linux/ipv6_route.h.
@@ -52,28 +52,30 @@ func ReadForwarding(do func(f func() error) error) (f Forwarding, err error) {
 	return f, err
 }
 
-// TurnOn turns on those of the named sysctls, which are some of Forwarding.Off, that are off, and returns those that
-// it turned on. To keep them in a table before spares one from forgetting them. What is not there is left out
-// without an error, one that fails does not keep others from being turned on.
+// TurnOn turns on those of the named sysctls, some of Forwarding.Off, that are off, and returns those that it turned
+// on. To be sure to turn them off again, put their names into Rules.Turned before. One whose family the kernel lacks is
+// left out without an error; one that fails does not keep the other from being turned on. A nil do is as with
+// ReadForwarding.
 func TurnOn(do func(f func() error) error, sysctls []string) (turned []string, err error) {
-	return write01(do, sysctls, true)
+	return turn(do, sysctls, true)
 }
 
-// TurnOff turns off those of the named sysctls that are on. Linux then turns forwarding off on every
-// interface, also where it was turned on for that one alone.
+// TurnOff turns off those of the named sysctls that are on, such as Rules.Turned. Linux then turns the forwarding of
+// that family off on every interface, also where it was turned on for one alone. A name that is not one of those that
+// TurnOn takes is an error, and left alone: a table may have it from anybody.
 func TurnOff(do func(f func() error) error, sysctls []string) error {
-	_, err := write01(do, sysctls, false)
+	_, err := turn(do, sysctls, false)
 	return err
 }
 
-func write01(do func(f func() error) error, list []string, on bool) (written []string, err error) {
+func turn(do func(f func() error) error, list []string, on bool) (written []string, err error) {
 	if do == nil {
 		do = here
 	}
 	err = do(func() error {
 		var errs []error
 		for _, name := range sorted(list) {
-			if !slices.Contains(names, name) { // of a table that somebody else may have written
+			if !slices.Contains(names, name) {
 				errs = append(errs, fmt.Errorf("sysctl %q: none of those that a mesh turns on, which are %s", name, strings.Join(names, " and ")))
 				continue
 			}
@@ -90,7 +92,7 @@ func write01(do func(f func() error) error, list []string, on bool) (written []s
 	return written, err
 }
 
-func sysctlPath(name string) string { return sysctls + strings.ReplaceAll(name, ".", "/") }
+func sysctlPath(name string) string { return procSys + strings.ReplaceAll(name, ".", "/") }
 
 // readSysctl reports whether one is on; there is false where the kernel lacks its family.
 func readSysctl(name string) (on, there bool, err error) {
@@ -144,7 +146,7 @@ func losses() error {
 		if !ok || slices.Contains(e.Interfaces, iface) {
 			continue
 		}
-		if b, err := os.ReadFile(sysctls + "net/ipv6/conf/" + iface + "/accept_ra"); err == nil && string(bytes.TrimSpace(b)) != "2" {
+		if b, err := os.ReadFile(procSys + "net/ipv6/conf/" + iface + "/accept_ra"); err == nil && string(bytes.TrimSpace(b)) != "2" {
 			e.Interfaces = append(e.Interfaces, iface)
 		}
 	}

@@ -74,10 +74,15 @@ func newSpace(t testing.TB) *space {
 	must(t, <-errs)
 	t.Cleanup(func() { s.ns.Close() })
 	// The kernel is to make no link-local addresses, whose checks take time.
-	s.sysctl("ipv6/conf/default/addr_gen_mode", "1")
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		s.sysctl("ipv6/conf/default/addr_gen_mode", "1")
+	}
 	s.ip("link set lo up")
 	return s
 }
+
+// path is that of the namespace for other processes.
+func (s *space) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.ns.Fd()) }
 
 // do runs f on a thread in the namespace.
 func (s *space) do(f func() error) error {

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,9 +19,10 @@ type Table struct {
 	changed chan struct{}
 	watch   *watcher
 
-	mu    sync.Mutex // one after the other
-	c     *conn
-	again int // what was read or decided again, for tests
+	mu      sync.Mutex // one after the other
+	c       *conn
+	again   int    // what was read or decided again, for tests
+	between func() // is called before each list, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no table. The error is errors.ErrUnsupported
@@ -30,7 +32,7 @@ func Open(o Options) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	t := &Table{o: o, name: tableName(o.Interface), changed: make(chan struct{}, 1)}
+	t := &Table{o: o, name: tableName(o.Interface), changed: make(chan struct{}, 1), between: func() {}}
 	var u unix.Utsname
 	if err = unix.Uname(&u); err == nil {
 		err = tooOld(unix.ByteSliceToString(u.Release[:]))
@@ -86,9 +88,9 @@ func (t *Table) Read(ctx context.Context) (r Rules, exact bool, err error) {
 	return f.rules, f.exact, nil
 }
 
-// Set has the table be r, at once or not at all; the zero Rules removes it. Connections that are translated stay
-// so. Where the table is that already, nothing is written. A table of our name that is not ours is a *ForeignError;
-// a kernel that lacks what r takes is errors.ErrUnsupported.
+// Set has the table be r, at once or not at all; the zero Rules removes it. Where the table is that already, nothing
+// is written. Connections that are translated stay so as long as r has destinations at all. A table of our name that is
+// not ours is a *ForeignError, whatever r is; a kernel that lacks what r takes is errors.ErrUnsupported.
 func (t *Table) Set(ctx context.Context, r Rules) error {
 	r, err := t.o.checked(r)
 	if err != nil {
@@ -100,8 +102,9 @@ func (t *Table) Set(ctx context.Context, r Rules) error {
 }
 
 func (t *Table) wrap(err error) error {
-	if err == nil {
-		return nil
+	var f *ForeignError
+	if err == nil || errors.As(err, &f) {
+		return err
 	}
 	return fmt.Errorf("nftables table inet %s: %w", t.name, err)
 }
@@ -216,39 +219,65 @@ func (t *Table) find(ctx context.Context) (found, error) {
 
 // seen is what is in a table, whoever's.
 type seen struct {
-	table  attrs            // nil: there is none
-	chains map[string]attrs // those of our names
+	table  attrs // nil: there is none
+	chains map[string]attrs
 	rules  []rule
+	more   bool // sets, objects or flow tables
 }
 
-// look reads the table; clean is false where that is not all from one generation.
+// look reads the table; clean is false where that is not all from one generation. What is in it is listed and
+// not counted by NFTA_TABLE_USE: that counts what a transaction is about to change, too. Chains and rules are listed
+// of all tables: while a table is being replaced, Linux lists by its name the rules of the former one, of which
+// there are none any more (nf_tables_dump_rules in net/netfilter/nf_tables_api.c).
 func (t *Table) look(ctx context.Context) (s seen, clean bool, err error) {
+	if s.table, err = t.table(ctx); s.table == nil {
+		return s, true, err
+	}
+	s.chains = make(map[string]attrs)
+	for _, typ := range []uint16{unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE, unix.NFT_MSG_GETSET, unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
+		r := newRequest(typ, 0)
+		if typ != unix.NFT_MSG_GETCHAIN && typ != unix.NFT_MSG_GETRULE {
+			r = r.text(ofTable, t.name)
+		}
+		t.between()
+		ms, clean, err := t.c.list(ctx, r)
+		if errors.Is(err, unix.ENOENT) { // the table is gone
+			return s, false, nil
+		}
+		if err != nil || !clean {
+			return s, false, err
+		}
+		for _, m := range ms {
+			as := m.object()
+			if as.text(ofTable) != t.name {
+				continue
+			}
+			switch typ {
+			case unix.NFT_MSG_GETCHAIN:
+				s.chains[as.text(unix.NFTA_CHAIN_NAME)] = as
+			case unix.NFT_MSG_GETRULE:
+				_, compat := as[unix.NFTA_RULE_COMPAT]
+				s.rules = append(s.rules, rule{as.text(unix.NFTA_RULE_CHAIN), as[unix.NFTA_RULE_EXPRESSIONS], compat || len(as[unix.NFTA_RULE_USERDATA]) > 0})
+			default:
+				s.more = true
+			}
+		}
+	}
+	// Linux has a new number shortly before it has the new rules.
+	now, err := t.table(ctx)
+	return s, bytes.Equal(now[tableHandle], s.table[tableHandle]), err
+}
+
+// table returns the table of our name; nil: there is none.
+func (t *Table) table(ctx context.Context) (attrs, error) {
 	m, err := t.c.get(ctx, newRequest(unix.NFT_MSG_GETTABLE, 0).text(unix.NFTA_TABLE_NAME, t.name))
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return s, true, nil
+		return nil, nil
 	case err != nil:
-		return s, false, err
+		return nil, err
 	}
-	s.table, s.chains = m.object(), make(map[string]attrs)
-	for _, ch := range chains {
-		m, err := t.c.get(ctx, newRequest(unix.NFT_MSG_GETCHAIN, 0).text(unix.NFTA_CHAIN_TABLE, t.name).text(unix.NFTA_CHAIN_NAME, ch.name))
-		switch {
-		case errors.Is(err, unix.ENOENT):
-		case err != nil:
-			return s, false, err
-		default:
-			s.chains[ch.name] = m.object()
-		}
-	}
-	ms, clean, err := t.c.list(ctx, newRequest(unix.NFT_MSG_GETRULE, 0).text(unix.NFTA_RULE_TABLE, t.name))
-	for _, m := range ms {
-		if as := m.object(); as.text(unix.NFTA_RULE_TABLE) == t.name { // older kernels may list others too
-			_, compat := as[unix.NFTA_RULE_COMPAT]
-			s.rules = append(s.rules, rule{as.text(unix.NFTA_RULE_CHAIN), as[unix.NFTA_RULE_EXPRESSIONS], compat || len(as[unix.NFTA_RULE_USERDATA]) > 0})
-		}
-	}
-	return s, clean, err
+	return m.object(), nil
 }
 
 // judge says what is ours of what was seen.
@@ -273,7 +302,6 @@ func (t *Table) judge(s seen, generation uint32) (found, error) {
 		return f, err
 	}
 	f.rules.Turned = turned
-	// Chains, sets, objects and flow tables are all counted.
 	needed := 0
 	for _, ch := range chains {
 		have, there := s.chains[ch.name]
@@ -282,8 +310,7 @@ func (t *Table) judge(s seen, generation uint32) (found, error) {
 			f.exact = f.exact && there && ch.same(have)
 		}
 	}
-	f.exact = f.exact && said == comment(t.o.Owner, turned) && s.table.u32(unix.NFTA_TABLE_USE) == uint32(needed) &&
-		s.table.u32(unix.NFTA_TABLE_FLAGS) == 0 && !f.rules.IsZero()
+	f.exact = f.exact && said == comment(t.o.Owner, turned) && len(s.chains) == needed && !s.more && s.table.u32(unix.NFTA_TABLE_FLAGS) == 0 && !f.rules.IsZero()
 	return f, nil
 }
 

@@ -3,6 +3,7 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -10,8 +11,9 @@ import (
 
 // watcher listens to what the kernel tells of everybody's rules.
 type watcher struct {
-	c    *conn
-	done chan struct{}
+	c     *conn
+	done  chan struct{}
+	heard atomic.Uint32 // generation that was told last, for tests
 }
 
 func watch(t *Table) (*watcher, error) {
@@ -23,7 +25,7 @@ func watch(t *Table) (*watcher, error) {
 		c.nl.Close()
 		return nil, fmt.Errorf("listen to changes: %w", err)
 	}
-	w := &watcher{c, make(chan struct{})}
+	w := &watcher{c: c, done: make(chan struct{})}
 	go w.run(t)
 	return w, nil
 }
@@ -40,8 +42,12 @@ func (w *watcher) run(t *Table) {
 	for !t.closed.Load() {
 		b, err := w.c.receive()
 		matters := err != nil // messages were lost (ENOBUFS), or may have been
+		generation := w.heard.Load()
 		for m := range messages(b) {
 			matters = matters || t.about(m)
+			if m.typ == newGen {
+				generation = m.generation()
+			}
 		}
 		if matters && !t.closed.Load() {
 			select {
@@ -49,6 +55,7 @@ func (w *watcher) run(t *Table) {
 			default:
 			}
 		}
+		w.heard.Store(generation)
 		if err != nil && !errors.Is(err, unix.ENOBUFS) && !t.closed.Load() {
 			t.o.Logger.Warn("changes of the table may be missed", "table", t.name, "err", err)
 			time.Sleep(100 * time.Millisecond)
@@ -56,9 +63,9 @@ func (w *watcher) run(t *Table) {
 	}
 }
 
-// about reports whether m says that somebody else changed our table, or something in it. Messages have its
-// name, whatever they are about, as their first attribute; that of a new generation has another one.
+// about reports whether m says that somebody else changed our table, or something in it. The message of a
+// new generation names no table.
 func (t *Table) about(m message) bool {
 	return m.typ>>8 == unix.NFNL_SUBSYS_NFTABLES && m.typ != newGen && m.pid != t.c.pid &&
-		m.object().text(unix.NFTA_TABLE_NAME) == t.name
+		m.object().text(ofTable) == t.name
 }

@@ -9,18 +9,20 @@ import (
 
 // What golang.org/x/sys/unix does not name.
 const (
-	tableUserdata         = 6      // NFTA_TABLE_USERDATA, linux/netfilter/nf_tables.h
-	chainFlags            = 10     // NFTA_CHAIN_FLAGS
-	chainUserdata         = 12     // NFTA_CHAIN_USERDATA
-	chainBase             = 1      // NFT_CHAIN_BASE
-	udataComment          = 0      // NFTNL_UDATA_TABLE_COMMENT, libnftnl/udata.h
-	tcpFlagsOffset        = 13     // of the flags in a TCP header
-	tcpSYN, tcpRST        = 2, 4   // linux/tcp.h
-	ipv4Dst, ipv6Dst      = 16, 24 // offsets of destination addresses
-	accept                = 1      // NF_ACCEPT, linux/netfilter.h
-	prioMangle            = -150   // NF_IP_PRI_MANGLE
-	prioSrcNAT            = 100    // NF_IP_PRI_NAT_SRC
-	loopbackIndex         = 1      // LOOPBACK_IFINDEX, net/flow.h
+	ofTable               = unix.NFTA_TABLE_NAME // also in what is about something in a table: NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, ...
+	tableHandle           = 4                    // NFTA_TABLE_HANDLE, linux/netfilter/nf_tables.h
+	tableUserdata         = 6                    // NFTA_TABLE_USERDATA
+	chainFlags            = 10                   // NFTA_CHAIN_FLAGS
+	chainUserdata         = 12                   // NFTA_CHAIN_USERDATA
+	chainBase             = 1                    // NFT_CHAIN_BASE
+	udataComment          = 0                    // NFTNL_UDATA_TABLE_COMMENT, libnftnl/udata.h
+	tcpFlagsOffset        = 13                   // of the flags in a TCP header
+	tcpSYN, tcpRST        = 2, 4                 // linux/tcp.h
+	ipv4Dst, ipv6Dst      = 16, 24               // offsets of destination addresses
+	accept                = 1                    // NF_ACCEPT, linux/netfilter.h
+	prioMangle            = -150                 // NF_IP_PRI_MANGLE
+	prioSrcNAT            = 100                  // NF_IP_PRI_NAT_SRC
+	loopbackIndex         = 1                    // LOOPBACK_IFINDEX, net/flow.h
 	newGen                = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 	nfgenmsgLen           = 4      // struct nfgenmsg
 	mssIPv4, mssIPv6      = 40, 60 // headers of IP and TCP, without options
@@ -132,6 +134,11 @@ func (m message) object() attrs {
 		return nil
 	}
 	return parse(m.body[nfgenmsgLen:])
+}
+
+// generation is what a message of type newGen tells.
+func (m message) generation() uint32 {
+	return parse(m.body[min(nfgenmsgLen, len(m.body)):]).u32(unix.NFTA_GEN_ID)
 }
 
 func (as attrs) u32(typ uint16) uint32 {
