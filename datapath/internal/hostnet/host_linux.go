@@ -1172,9 +1172,9 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 		least(l.MTU)
 		least(int(r.mtu))
 	}
-	if mtu == 0 { // a host whose world is its own networks
+	if mtu == 0 { // a host whose world is its own networks, of which another mesh is none
 		for _, a := range as {
-			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !a.local.Addr().IsLinkLocalUnicast() {
+			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !strings.HasPrefix(l.Alias, aliasPrefix) && !a.local.Addr().IsLinkLocalUnicast() {
 				least(l.MTU)
 			}
 		}
