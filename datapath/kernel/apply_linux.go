@@ -598,7 +598,7 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 		if !created {
 			return a.unless(ctx, err)
 		}
-		if back := k.host.Remove(context.WithoutCancel(ctx)); back != nil {
+		if back := k.host.RemoveLink(context.WithoutCancel(ctx)); back != nil {
 			err = fmt.Errorf("%w; and removing what was created: %w", err, back)
 		}
 		k.model, a.found = nil, false
@@ -609,7 +609,7 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 	if err != nil {
 		return fail(err)
 	}
-	if k.opts.Routing == RoutingPolicy && o.Device.Mark == 0 && !k.host.Apart(have.Device.Mark) {
+	if policy := k.opts.Routing == RoutingPolicy; o.Device.Mark == 0 && (policy && !k.host.Apart(have.Device.Mark) || !policy && have.Device.Mark == 0) {
 		if o.Device.Mark, err = k.host.Mark(0); err != nil {
 			return fail(err)
 		}

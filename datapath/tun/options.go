@@ -54,7 +54,7 @@ const (
 	// of what is routed into the device. Where Options.Table is another one than the main table, packets are looked
 	// up there only by rules of the administrator's.
 	RoutingMain Routing = iota
-	// RoutingPolicy has a table of its own, in which two rules have all packets looked up but the encrypted
+	// RoutingPolicy has a table of its own, in which rules have all packets looked up but the encrypted
 	// ones, which are marked: prefixes may contain the peers' endpoints, and a default route may lead into
 	// the device. What the main table knows better than by a default route goes on going there.
 	RoutingPolicy
@@ -81,12 +81,13 @@ type Options struct {
 	// Another one than the main table must not hold routes of anybody else.
 	Table int
 
-	// Priority is that of the first of RoutingPolicy's two rules, 1 to 32764; the second has the next number.
+	// Priority is that of the first of RoutingPolicy's three rules, 1 to 32763; the others have the next two numbers.
 	// Default: 32500.
 	Priority int
 
-	// Mark is the firewall mark of encrypted packets with RoutingPolicy, of which the bits of Mask count. All
-	// meshes of a host do well to have the same. Default: 0x50 with mask 0xf0, or all bits of a Mark that is given.
+	// Mark is the firewall mark of encrypted packets, where none is asked for. Mask are the bits of it that count, with
+	// RoutingPolicy. All meshes of a host do well to have the same, those of the main table too. Default: 0x50 with mask
+	// 0xf0, or all bits of a Mark that is given.
 	Mark, Mask uint32
 
 	// Guard are prefixes to which packets of this host may leave by way of the device only, with

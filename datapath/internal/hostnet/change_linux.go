@@ -412,6 +412,9 @@ func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 		}
 	}
 	h.delete(ctx, extra, fails)
+	if err := h.tidyMoved(ctx); err != nil {
+		h.o.Logger.Warn("rules of former options are left", "err", err)
+	}
 	return fails.join()
 }
 

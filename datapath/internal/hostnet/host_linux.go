@@ -35,6 +35,7 @@ type Host struct {
 	known    *known                      // our routes, if nothing is known to have changed them; nil: not known
 	filter   filter
 	restorer restorer
+	leads    bool                    // rules of former Options are left, by which packets come to routes of ours
 	unfit    error                   // why Up could not have it as it is to be
 	before   func(what string) error // called before each change, for tests
 }
@@ -165,11 +166,9 @@ func unsupported(err error) bool {
 // Mark returns the firewall mark for encrypted packets of a device that is to have asked; 0: none in particular.
 func (h *Host) Mark(asked uint32) (uint32, error) {
 	switch {
-	case !h.o.Policy:
-		return asked, nil
 	case asked == 0:
 		return h.o.Mark, nil
-	case !h.Apart(asked):
+	case h.o.Policy && !h.Apart(asked):
 		return 0, fmt.Errorf("mark %#x: encrypted packets would follow the routes into %s; leave it out, or have one of which mask %#x leaves %#x", asked, h.o.Interface, h.o.Mask, h.o.Mark)
 	}
 	return asked, nil
@@ -428,9 +427,10 @@ func (h *Host) findLink(ctx context.Context) (found, error) {
 	return h.find(ctx)
 }
 
-// shared reports whether another mesh has our protocol, so that not all that has it can be ours.
+// shared reports whether another mesh has our protocol, so that not all that has it on the loopback interface can be
+// ours. Where we put addresses there, no other of that protocol does: see checkProtocol.
 func (h *Host) shared(f found) bool {
-	return slices.ContainsFunc(f.others, func(alias string) bool {
+	return h.o.Sources != SourceLoopback && slices.ContainsFunc(f.others, func(alias string) bool {
 		return strings.HasSuffix(alias, ":"+strconv.Itoa(f.proto))
 	})
 }
@@ -484,12 +484,6 @@ func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) 
 	if f.foreign.Index != 0 {
 		return Link{}, false, h.foreignLink(f.foreign)
 	}
-	if (h.o.Policy || h.o.Sources == SourceLoopback) && slices.ContainsFunc(f.others, func(a string) bool {
-		return strings.HasSuffix(a, ":"+strconv.Itoa(h.o.Protocol))
-	}) {
-		return Link{}, false, &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[0]),
-			"choose another protocol: what is on the loopback interface, and rules, would be taken for the other's"}
-	}
 	if f.temp.Index != 0 || len(f.extra) > 0 || f.link.Index != 0 && (f.link.Kind != kind || f.proto != h.o.Protocol) {
 		stale := f
 		if f.link.Kind == kind && f.proto == h.o.Protocol {
@@ -517,10 +511,19 @@ func (h *Host) adopt(ctx context.Context, kind string, create func(string) error
 }
 
 func (h *Host) adoptFound(ctx context.Context, f found, kind string, create func(string) error) (_ Link, created bool, err error) {
+	b, err := h.besides(ctx, f)
+	if err != nil {
+		return Link{}, false, err
+	}
 	if f.link.Index == 0 {
-		if err := h.checkTable(ctx, f); err != nil {
+		if err := h.checkProtocol(f, b); err != nil {
 			return Link{}, false, err
 		}
+	}
+	if err := h.checkTable(ctx, f, b); err != nil {
+		return Link{}, false, err
+	}
+	if f.link.Index == 0 {
 		created = true
 		defer func() {
 			if err != nil {
@@ -589,9 +592,37 @@ func (h *Host) discard() {
 	}
 }
 
-// checkTable reports whether somebody else has routes in our table.
-func (h *Host) checkTable(ctx context.Context, f found) error {
+// checkProtocol reports that another mesh has our protocol, where what we put beside our link would be taken for that
+// of the other one.
+func (h *Host) checkProtocol(f found, b beside) error {
+	i := slices.IndexFunc(f.others, func(alias string) bool { return strings.HasSuffix(alias, ":"+strconv.Itoa(h.o.Protocol)) })
+	if i >= 0 && (h.o.Policy || h.o.Sources == SourceLoopback) {
+		return &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[i]),
+			"choose another protocol: what is on the loopback interface, and rules, would be taken for the other's"}
+	}
+	if o := b.owned(h.o.Protocol, h.o.Interface); h.o.Policy && len(o.names) > 0 {
+		return &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("the mesh of interface %s has rules with it, or left them", o.names[0]),
+			"choose another protocol, or clean up after that one"}
+	}
+	return nil
+}
+
+// checkTable reports whether somebody else has routes in our table, or rules for it, before we have.
+func (h *Host) checkTable(ctx context.Context, f found, b beside) error {
 	if h.o.Table == MainTable {
+		return nil
+	}
+	if h.o.Policy {
+		if !slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !r.specific && !slices.Contains(b.rules, r) }) {
+			return nil // it is in use by us
+		}
+		o := b.owned(h.o.Protocol, h.o.Interface)
+		for _, r := range b.rules {
+			if r.table == uint32(h.o.Table) && !r.other && (int(r.proto) != h.o.Protocol || o.has(r)) { // another mesh's; an administrator may have more
+				return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("%v, with protocol %s, is about it", r, protoName(r.proto)), "choose another table, or remove that rule"}
+			}
+		}
+	} else if f.link.Index != 0 {
 		return nil
 	}
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -599,7 +630,9 @@ func (h *Host) checkTable(ctx context.Context, f found) error {
 		if err != nil {
 			return err
 		}
-		rs = slices.DeleteFunc(rs, func(r route) bool { return r.typ == unix.RTN_UNREACHABLE && int(r.proto) == h.o.Protocol }) // the guard's
+		rs = slices.DeleteFunc(rs, func(r route) bool { // the guard's, and ours
+			return int(r.proto) == h.o.Protocol && (r.typ == unix.RTN_UNREACHABLE || f.link.Index != 0 && r.oif == f.link.Index)
+		})
 		if len(rs) > 0 {
 			return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("it has %s", h.owner(f, rs[0])), "choose another table, or empty it"}
 		}
@@ -699,6 +732,9 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 		return err
 	}
 	var errs []error
+	if err := h.checkTable(ctx, f, b); err != nil {
+		return err
+	}
 	want := h.wanted(f)
 	rules, guards := want.missing(b)
 	h.restorer.on = true
@@ -710,20 +746,46 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 	return errors.Join(errs...)
 }
 
-// wantRules are the rules of Options, in the order in which they are to come: the one for the main table first, so
-// that no packet to a local network is ever looked up in ours.
+// wantRules are the rules of Options, in the order in which they are made: first one that does nothing but say whose
+// they are, by the name of the interface, which Linux keeps when there is none of that name. Of the two others, the one
+// for the main table comes first, so that no packet to a local network is ever looked up in ours.
 func (h *Host) wantRules(f found) (want []rule) {
 	if !h.o.Policy {
 		return nil
 	}
 	for _, fam := range f.families() {
-		r := rule{fam: fam, priority: uint32(h.o.Priority), table: MainTable, specific: true, mark: h.o.Mark, mask: h.o.Mask, not: true,
-			proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL}
-		want = append(want, r)
-		r.priority, r.table, r.specific = r.priority+1, uint32(h.o.Table), false
-		want = append(want, r)
+		first := rule{fam: fam, mark: h.o.Mark, mask: h.o.Mask, not: true, proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL,
+			priority: uint32(h.o.Priority), table: MainTable, specific: true}
+		second := first
+		second.priority, second.table, second.specific = first.priority+1, uint32(h.o.Table), false
+		owner := rule{fam: fam, proto: first.proto, action: unix.FR_ACT_NOP, priority: first.priority + 2, table: second.table, iif: h.o.Interface}
+		want = append(want, owner, first, second)
 	}
 	return want
+}
+
+// owned is what of a protocol belongs to meshes of other interfaces.
+type owned struct {
+	names      []string // of the interfaces
+	tables     map[uint32]bool
+	priorities map[uint32]bool // of rules for the main table
+}
+
+// owned returns what of a protocol does not belong to the mesh of an interface, by the rules that say whose they are.
+func (b beside) owned(protocol int, iface string) owned {
+	o := owned{tables: make(map[uint32]bool), priorities: make(map[uint32]bool)}
+	for _, r := range b.rules {
+		if int(r.proto) == protocol && !r.other && r.iif != "" && r.iif != iface {
+			o.names = append(o.names, r.iif)
+			o.tables[r.table], o.priorities[r.priority-2] = true, true
+		}
+	}
+	return o
+}
+
+// has reports whether a rule is among it.
+func (o owned) has(r rule) bool {
+	return r.specific && o.priorities[r.priority] || !r.specific && o.tables[r.table]
 }
 
 // wantGuards are the routes of Options.Guard.
@@ -802,63 +864,125 @@ func (w wants) missing(b beside) (rules []rule, guards []route) {
 
 // stale returns what is ours beside the link and not, or no longer, wanted. all says that no address is.
 func (h *Host) stale(f found, b beside, want wants, all bool) (s beside) {
-	if h.shared(f) {
-		return s
-	}
+	shared := h.shared(f)
 	for _, a := range b.addrs {
-		if a.index == f.lo.Index && int(a.proto) == f.proto && (all || h.o.Sources != SourceLoopback) {
+		if a.index == f.lo.Index && int(a.proto) == f.proto && !shared && (all || h.o.Sources != SourceLoopback) {
 			s.addrs = append(s.addrs, a)
 		}
 		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() && !a.keeps() {
 			s.addrs = append(s.addrs, a)
 		}
 	}
+	others := b.owned(f.proto, h.o.Interface)
 	seen := make(map[rule]bool)
 	for _, r := range b.rules {
-		if int(r.proto) == f.proto && !r.other && (seen[r] || !slices.Contains(want.rules, r)) {
+		if int(r.proto) == f.proto && !r.other && !others.has(r) && (seen[r] || !slices.Contains(want.rules, r)) {
 			s.rules = append(s.rules, r)
 		}
 		seen[r] = true
 	}
-	slices.SortStableFunc(s.rules, func(a, b rule) int { // the tunnel's before the one that keeps local networks out of it
+	order := func(r rule) int { // the tunnel's before the one that keeps local networks out of it, and last who has them
 		switch {
-		case a.specific == b.specific:
-			return 0
-		case b.specific:
-			return -1
+		case r.iif != "":
+			return 2
+		case r.specific:
+			return 1
 		}
-		return 1
-	})
+		return 0
+	}
+	slices.SortStableFunc(s.rules, func(a, b rule) int { return order(a) - order(b) })
 	for _, r := range b.guards {
-		if !slices.Contains(want.guards, r) {
+		if !others.tables[r.table] && !slices.Contains(want.guards, r) {
 			s.guards = append(s.guards, r)
 		}
 	}
 	return s
 }
 
-// removeMarked removes all that is ours beside the link.
-func (h *Host) removeMarked(ctx context.Context, f found) error {
-	b, err := h.besides(ctx, f)
-	if err != nil {
-		return err
+// leading are the rules among some by which packets still come to routes of ours: the routes are in a table of former
+// Options, until they are wanted in that of these.
+func leading(rules []rule, ours map[netip.Prefix][]route, want wants) (lead, rest []rule) {
+	tables := make(map[uint32]bool)
+	for _, rs := range ours {
+		for _, r := range rs {
+			tables[r.table] = true
+		}
 	}
-	s := h.stale(f, b, wants{}, true)
-	return errors.Join(h.removeRules(ctx, b.rules, s.rules, nil), h.removeGuards(ctx, s.guards), h.removeLeft(ctx, f, b.addrs, s.addrs))
+	for _, r := range want.rules {
+		delete(tables, r.table) // these lead there, too
+	}
+	for _, r := range rules {
+		if !r.specific && tables[r.table] || r.specific && slices.ContainsFunc(rules, func(s rule) bool { return tables[s.table] && s.priority == r.priority+1 }) {
+			lead = append(lead, r)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	return lead, rest
 }
 
-// tidy removes what is left of other Options.
+// removeMarked removes all that is ours beside the link: what has its protocol, and what has that of Options.
+func (h *Host) removeMarked(ctx context.Context, f found) error {
+	var errs []error
+	protocols := []int{f.proto}
+	if f.proto != h.o.Protocol {
+		protocols = append(protocols, h.o.Protocol)
+	}
+	for _, f.proto = range protocols {
+		b, err := h.besides(ctx, f)
+		if err != nil {
+			return err
+		}
+		s := h.stale(f, b, wants{}, true)
+		errs = append(errs, h.removeRules(ctx, b.rules, s.rules, nil), h.removeGuards(ctx, s.guards), h.removeLeft(ctx, f, b.addrs, s.addrs))
+	}
+	return errors.Join(errs...)
+}
+
+// tidy removes what is left of other Options, but for rules by which packets still come to routes of ours.
 func (h *Host) tidy(ctx context.Context, f found, want wants) error {
 	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
 	s := h.stale(f, b, want, false)
-	errs := []error{h.removeRules(ctx, b.rules, s.rules, want.rules), h.removeGuards(ctx, s.guards)}
+	errs := []error{h.tidyRules(ctx, f, b, s.rules, want), h.removeGuards(ctx, s.guards)}
 	as, addrs, err := h.move(ctx, f, b.addrs, s.addrs)
 	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
 	h.release(ctx, f, minus(as, addrs))
 	return errors.Join(errs...)
+}
+
+// tidyRules removes stale rules that lead to none of our routes, and notes whether there are others.
+func (h *Host) tidyRules(ctx context.Context, f found, b beside, stale []rule, want wants) error {
+	h.leads = false
+	if len(stale) == 0 {
+		return nil
+	}
+	ours, err := h.ourRoutes(ctx, f.link.Index)
+	if err != nil {
+		return err
+	}
+	lead, rest := leading(stale, ours, want)
+	h.leads = len(lead) > 0
+	return h.removeRules(ctx, b.rules, rest, want.rules)
+}
+
+// tidyMoved is tidyRules once routes were moved.
+func (h *Host) tidyMoved(ctx context.Context) error {
+	if !h.leads {
+		return nil
+	}
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	b, err := h.besides(ctx, f)
+	if err != nil {
+		return err
+	}
+	want := h.wanted(f)
+	return h.tidyRules(ctx, f, b, h.stale(f, b, want, false).rules, want)
 }
 
 // addMissing adds rules and guards.
@@ -1035,6 +1159,18 @@ func (h *Host) removeLinks(ctx context.Context, f found) error {
 	return errors.Join(errs...)
 }
 
+// RemoveLink removes the link, with what is on it or leads into it, and leaves what is beside it, such as what is guarded.
+func (h *Host) RemoveLink(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	h.forget()
+	return h.removeLinks(ctx, f)
+}
+
 // Remove removes the link with all that is ours, as Cleanup does.
 func (h *Host) Remove(ctx context.Context) error {
 	h.mu.Lock()
@@ -1106,6 +1242,7 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias &&
 			len(stale.addrs)+len(stale.rules)+len(stale.guards)+len(rules)+len(guards)+len(f.extra)+len(redundant(f, b.addrs)) == 0 &&
 			max(conf.rpFilter, f.link.rpFilter) != 1
+		h.restorer.on = h.restorer.on || s.Ready
 		if s.Ready {
 			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
 		}

@@ -31,6 +31,8 @@ func (*Host) Up(context.Context, int) error { return errHere }
 
 func (*Host) Remove(context.Context) error { return errHere }
 
+func (*Host) RemoveLink(context.Context) error { return errHere }
+
 func (*Host) Read(context.Context) (State, error) { return State{}, errHere }
 
 func (*Host) AddAddrs(context.Context, prefixes.Set) error { return errHere }

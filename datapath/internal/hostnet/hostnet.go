@@ -23,7 +23,7 @@ const (
 	// DefaultMetric is that of our routes. The kernel's own are at 0 (IPv4) and 256 (IPv6), and DHCP's
 	// usually from 100 on.
 	DefaultMetric = 50
-	// DefaultPriority is that of the first of our two rules, which are before the one of the main table at 32766.
+	// DefaultPriority is that of the first of our three rules, which are before the one of the main table at 32766.
 	DefaultPriority = 32500
 	// MainTable is the routing table that every packet is looked up in.
 	MainTable = 254
@@ -68,10 +68,11 @@ type Options struct {
 	// the routes into the link, whatever those are. What the main table knows better than by a default route goes
 	// there. Without it, looking up another table than the main one is left to the rules of the administrator.
 	Policy bool
-	// Priority is that of the first of the two rules; the second has the next number. Default: DefaultPriority.
+	// Priority is that of the first of the three rules; the others have the next two numbers. Default:
+	// DefaultPriority.
 	Priority int
-	// Mark is the firewall mark of encrypted packets, of which the bits of Mask count. Defaults with Policy:
-	// DefaultMark and DefaultMask, or all bits of a Mark that is given; without: none.
+	// Mark is the firewall mark of encrypted packets, without Policy too: other meshes of the host may have it. Mask are
+	// the bits of it that count, with Policy. Defaults: DefaultMark and DefaultMask, or all bits of a Mark that is given.
 	Mark, Mask uint32
 	// Guard are prefixes that packets of this host may leave to by way of the link only, with Policy: what is not
 	// routed into it is unreachable there, be it that there is no link. It fails closed. Only what the main table
@@ -117,6 +118,9 @@ func (o Options) defaulted() (Options, error) {
 			o.Mask = ^uint32(0)
 		}
 	}
+	if o.Mark == 0 && !o.Policy {
+		o.Mark = DefaultMark
+	}
 	def(&o.Table, MainTable)
 	def(&o.Priority, DefaultPriority)
 	def(&o.Metric, DefaultMetric)
@@ -136,8 +140,8 @@ func (o Options) defaulted() (Options, error) {
 	if !o.Policy && !o.Guard.IsEmpty() {
 		errs = append(errs, fmt.Errorf("guarded prefixes %v: without policy routing they would cut off this host, encrypted packets too", o.Guard))
 	}
-	if badPriority(int64(o.Priority)) || badPriority(int64(o.Priority)+1) {
-		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32764, which with the next one come before the main table", o.Priority))
+	if badPriority(int64(o.Priority)) || badPriority(int64(o.Priority)+2) {
+		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32763, which with the next two come before the main table", o.Priority))
 	}
 	if o.Metric < 1 || int64(o.Metric) > maxMetric {
 		errs = append(errs, fmt.Errorf("metric %d: outside 1 to %d", o.Metric, int64(maxMetric)))

@@ -57,7 +57,7 @@ func TestOptions(t *testing.T) {
 		{Options{Policy: true, Mark: 0x100, Mask: 0xff}, "mark 0x100 with mask 0xff"},
 		{Options{Mark: 1, Mask: 0xff}, "mask 0xff"},
 		{Options{Guard: prefixes.MustParse("10.0.0.0/8")}, "10.0.0.0/8"},
-		{Options{Priority: 32765}, "rule priority 32765"},
+		{Options{Priority: 32764}, "rule priority 32764"},
 		{Options{Priority: -1}, "rule priority -1"},
 		{Options{Metric: -1}, "metric -1"},
 		{Options{Metric: 1<<32 - 2}, "metric 4294967294"},

@@ -3,6 +3,7 @@ package hostnet
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -14,8 +15,24 @@ import (
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-// mostChecked is how many of our routes, and of the peers' endpoints, are looked up for problems.
+// mostChecked is how many of our routes, of what is guarded and of the peers' endpoints are looked up for problems, of each
+// family.
 const mostChecked = 16
+
+// some are the first prefixes of each family, in order.
+func some(ps iter.Seq[netip.Prefix]) (some []netip.Prefix) {
+	var four, six int
+	for _, p := range slices.SortedFunc(ps, prefixes.Compare) {
+		n := &six
+		if p.Addr().Is4() {
+			n = &four
+		}
+		if *n++; *n <= mostChecked {
+			some = append(some, p)
+		}
+	}
+	return some
+}
 
 // problems asks the kernel where packets go. under is the link of the host's underlay.
 func (h *Host) problems(ctx context.Context, f found, under link, rs []rule, ours map[netip.Prefix][]route, rpAll uint32) (ps problems) {
@@ -23,10 +40,12 @@ func (h *Host) problems(ctx context.Context, f found, under link, rs []rule, our
 		return nil
 	}
 	h.markUse(f, rs, &ps)
-	checked := slices.SortedFunc(maps.Keys(ours), prefixes.Compare)
-	checked = checked[:min(len(checked), mostChecked)]
+	checked := some(maps.Keys(ours))
 	for _, dst := range checked {
 		h.shadowed(ctx, f, dst, rs, &ps)
+	}
+	for _, dst := range some(h.o.Guard.All()) {
+		h.unguarded(ctx, f, dst, rs, &ps)
 	}
 	// The reverse path filter looks for the way back as this does: without the packet's mark.
 	if max(rpAll, f.link.rpFilter) != 1 && (under.Index == 0 || max(rpAll, under.rpFilter) != 1) {
@@ -55,22 +74,26 @@ func (ps *problems) strict(l link, why, or string) {
 		fmt.Sprintf("set net.ipv4.conf.%s.rp_filter to 2, and net.ipv4.conf.all.rp_filter to 0 or 2%s", l.Name, or))
 }
 
-// markUse reports rules of others that look at bits of our mark: they may be about other packets than they are
-// meant for, or ours about theirs.
+// markUse reports rules of others that look at bits of our mark, or take all packets but those with a mark of their
+// own: they may be about other packets than they are meant for, or ours about theirs.
 func (h *Host) markUse(f found, rs []rule, ps *problems) {
 	if !h.o.Policy {
 		return
 	}
 	for _, r := range rs {
-		if int(r.proto) == h.o.Protocol && !r.other || r.mask&h.o.Mask == 0 {
+		if int(r.proto) == h.o.Protocol && !r.other || r.mask == 0 {
 			continue
 		}
 		if r.mark == h.o.Mark && r.mask == h.o.Mask && r.not && !r.other {
 			continue // another mesh, which is to share the mark: its packets stay out of our tunnel, and ours out of its
 		}
-		ps.add("mark", fmt.Sprintf("%v, with protocol %s, is about bits of mark %#x/%#x, by which encrypted packets are told from others", r, protoName(r.proto), h.o.Mark, h.o.Mask),
-			"choose a mark and mask of bits that nobody else uses")
-		return
+		const remedy = "choose a mark and mask of bits that nobody else uses, and the same ones for all meshes of a host"
+		switch {
+		case r.mask&h.o.Mask != 0:
+			ps.add("mark", fmt.Sprintf("%v, with protocol %s, is about bits of mark %#x/%#x, by which encrypted packets are told from others", r, protoName(r.proto), h.o.Mark, h.o.Mask), remedy)
+		case r.not && h.o.Mark&r.mask != r.mark:
+			ps.add("mark", fmt.Sprintf("%v, with protocol %s, is about all packets without that mark, and so about encrypted ones, which have %#x/%#x", r, protoName(r.proto), h.o.Mark, h.o.Mask), remedy)
+		}
 	}
 }
 
@@ -79,39 +102,93 @@ func (h *Host) shadowed(ctx context.Context, f found, dst netip.Prefix, rs []rul
 	if !h.o.Policy && h.o.Table != MainTable {
 		return // it is the administrator's to say which packets go there
 	}
-	var elsewhere route
+	var way way
 	for _, to := range samples(dst) {
-		r, err := h.match(ctx, to)
-		if r.oif == f.link.Index && err == nil {
+		if way = h.way(ctx, to); way.oif == f.link.Index && way.err == nil {
 			return
 		}
-		if elsewhere = r; err != nil {
-			elsewhere = route{}
+	}
+	h.blame(ctx, f, way, rs, fmt.Sprintf("packets to %v do not reach %s", dst, f.link.Name), "route to "+dst.String(), ps)
+}
+
+// unguarded reports that packets to a prefix that is guarded leave by another way than our link, and not because the main
+// table knows better.
+func (h *Host) unguarded(ctx context.Context, f found, dst netip.Prefix, rs []rule, ps *problems) {
+	for _, to := range samples(dst) {
+		way := h.way(ctx, to)
+		if way.err != nil || way.oif == f.link.Index || way.typ != unix.RTN_UNICAST || way.table == MainTable && way.dst.Bits() > 0 {
+			continue
 		}
+		h.blame(ctx, f, way, rs, fmt.Sprintf("packets to %v, which is guarded, leave this host", dst), "guard of "+dst.String(), ps)
+		return
 	}
-	var before *rule
-	for i, r := range rs {
-		if r.fam == family(dst.Addr().Is4()) && int(r.proto) != h.o.Protocol && r.priority > 0 && r.priority < 32766 && (!h.o.Policy || r.priority <= uint32(h.o.Priority)+1) &&
-			(elsewhere.table == 0 || r.table == elsewhere.table) {
-			before = &rs[i]
-			break
+}
+
+// way is where an unmarked packet to an address goes; err says that it is refused.
+type way struct {
+	to netip.Addr
+	route
+	err error
+}
+
+func (h *Host) way(ctx context.Context, to netip.Addr) way {
+	r, err := h.match(ctx, to)
+	return way{to, r, err}
+}
+
+// blame says by what packets go where they go: a rule that comes before ours, or a route.
+func (h *Host) blame(ctx context.Context, f found, w way, rs []rule, what, subject string, ps *problems) {
+	fam := family(w.to.Is4())
+	refused := route{}
+	if w.err != nil {
+		refused = h.refusal(ctx, fam, w.to)
+		what += ": they are refused"
+	} else {
+		what += fmt.Sprintf(": they go to %s, by a route to %v in table %d with protocol %s", f.byIndex[w.oif].Name, w.dst, w.table, protoName(w.proto))
+	}
+	remedy := "remove that route, or stop announcing that prefix where it comes from"
+	i := slices.IndexFunc(rs, func(r rule) bool {
+		if r.fam != fam || int(r.proto) == h.o.Protocol && !r.other || r.priority == 0 || r.priority >= 32766 || h.o.Policy && r.priority > uint32(h.o.Priority)+1 {
+			return false
 		}
-	}
-	what := "are refused"
-	if elsewhere.oif != 0 {
-		what = fmt.Sprintf("go to %s, by a route to %v in table %d with protocol %s", f.byIndex[elsewhere.oif].Name, elsewhere.dst, elsewhere.table, protoName(elsewhere.proto))
-	}
-	subject, remedy := "route to "+dst.String(), "remove that route, or stop announcing that prefix where it comes from"
-	if before != nil {
-		subject = "rule " + fmt.Sprint(before.priority)
-		what += fmt.Sprintf("; %v with protocol %s comes first", *before, protoName(before.proto))
+		if w.err != nil {
+			return r.action != unix.FR_ACT_TO_TBL || refused.table != 0 && refused.table != MainTable && r.table == refused.table
+		}
+		return r.action == unix.FR_ACT_TO_TBL && r.table == w.table
+	})
+	switch {
+	case i >= 0:
+		subject = fmt.Sprintf("rule %d", rs[i].priority)
+		what += fmt.Sprintf("; %v with protocol %s comes first", rs[i], protoName(rs[i].proto))
 		remedy = "remove that rule, or give it a higher number"
 		if h.o.Policy {
 			remedy = fmt.Sprintf("remove that rule, or give it a number above %d, or the mesh a priority below it", h.o.Priority+1)
 		}
+	case refused.dst.IsValid():
+		what += fmt.Sprintf(", by a route to %v in table %d with protocol %s", refused.dst, refused.table, protoName(refused.proto))
 	}
-	ps.add(subject, fmt.Sprintf("packets to %v do not reach %s: they %s", dst, f.link.Name, what), remedy)
+	ps.add(subject, what, remedy)
 }
+
+// refusal returns the narrowest route that refuses packets to an address; the main table's if there is one.
+func (h *Host) refusal(ctx context.Context, fam uint8, to netip.Addr) (best route) {
+	for _, typ := range []uint8{unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT, unix.RTN_BLACKHOLE} {
+		rs, err := h.list(ctx, routesOf{fam: fam, typ: typ})
+		if err != nil {
+			return best
+		}
+		for _, r := range rs {
+			in := r.dst.Contains(to) && (int(r.proto) != h.o.Protocol || r.metric != guardMetric) && r.metric != kernelsLast
+			if in && (!best.dst.IsValid() || r.table == MainTable && best.table != MainTable || r.table == best.table && r.dst.Bits() > best.dst.Bits()) {
+				best = r
+			}
+		}
+	}
+	return best
+}
+
+// kernelsLast is the metric of the route by which Linux says that IPv6 has no way.
+const kernelsLast = 1<<32 - 1
 
 // samples are addresses of a prefix: if packets to none of them go into our link, it is of no use. What the host
 // knows better may take any one of them.
@@ -182,16 +259,20 @@ func (h *Host) unheard(ctx context.Context, conf netconf, peers map[key.Public]d
 		return err
 	}
 	strict := func(l link) bool { return max(conf.rpFilter, l.rpFilter) == 1 }
-	some := false
+	anywhere := false
 	for _, l := range f.byIndex {
-		some = some || strict(l) && !l.loopback && l.Index != f.link.Index
+		anywhere = anywhere || strict(l) && !l.loopback && l.Index != f.link.Index
 	}
-	if !some {
+	if !anywhere {
 		return nil
 	}
-	var endpoints []netip.Addr
+	ours, _, err := h.knownRoutes(ctx, f.link.Index)
+	if err != nil {
+		return err
+	}
+	var endpoints []netip.Addr // of those that it may be about
 	for _, p := range peers {
-		if a := p.Endpoint.Addr(); a.Is4() {
+		if a := p.Endpoint.Addr(); a.Is4() && routed(ours, a) {
 			endpoints = append(endpoints, a)
 		}
 	}
@@ -205,4 +286,14 @@ func (h *Host) unheard(ctx context.Context, conf netconf, peers map[key.Public]d
 		}
 	}
 	return nil
+}
+
+// routed reports whether a route of ours has an address inside.
+func routed(ours map[netip.Prefix][]route, a netip.Addr) bool {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if p, err := a.Prefix(bits); err == nil && len(ours[p]) > 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -67,7 +67,7 @@ func TestForeignRules(t *testing.T) {
 		}
 		ours := 0
 		if o.Policy {
-			ours = 4
+			ours = 6
 		}
 		if now := s.rulesOf(); len(now) != len(before)+ours {
 			t.Errorf("rule %t: had\n%s\nnow\n%s", o.Policy, strings.Join(before, "\n"), strings.Join(now, "\n"))
@@ -86,7 +86,7 @@ func TestRemoveRules(t *testing.T) {
 	s := newSpace(t)
 	h := s.up(ruled)
 	want := s.rulesOf()
-	if len(want) != 4 {
+	if len(want) != 6 {
 		t.Fatalf("got %v", want)
 	}
 	up := func(what string, rules ...string) {
@@ -186,7 +186,8 @@ func TestParseRule(t *testing.T) {
 	ours := rule{fam: unix.AF_INET, priority: 32501, table: 7777, mark: 5, mask: 7, not: true, proto: 87, action: unix.FR_ACT_TO_TBL}
 	before := ours
 	before.priority, before.table, before.specific = 32500, MainTable, true
-	for _, r := range []rule{ours, before} {
+	owner := rule{fam: unix.AF_INET, priority: 32502, table: 7777, proto: 87, action: unix.FR_ACT_NOP, iif: "wg0"}
+	for _, r := range []rule{ours, before, owner} {
 		body := func() request { return slices.Clone(r.request(unix.RTM_NEWRULE, 0)) }
 		parse := func(q request) rule {
 			got, ok := parseRule(q[unix.NLMSG_HDRLEN:])
@@ -208,6 +209,9 @@ func TestParseRule(t *testing.T) {
 			t.Errorf("without default routes: %+v", got)
 		}
 		known := []uint16{unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_FWMARK, unix.FRA_FWMASK, unix.FRA_PROTOCOL}
+		if r.iif != "" {
+			known = append(known, unix.FRA_IIFNAME)
+		}
 		for typ := range uint16(64) {
 			if !slices.Contains(known, typ) && !parse(body().u32(typ, 1)).other {
 				t.Errorf("attribute %d: taken for ours", typ)

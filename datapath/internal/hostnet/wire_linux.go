@@ -377,7 +377,8 @@ type rule struct {
 	mark     uint32
 	mask     uint32 // of the mark; 0 where there is none
 	not      bool
-	specific bool // only routes that are narrower than a default route count (suppress_prefixlength 0)
+	specific bool   // only routes that are narrower than a default route count (suppress_prefixlength 0)
+	iif      string // of the rule that says whose ours are, which does nothing
 	proto    uint8
 	action   uint8 // FR_ACT_*
 	other    bool  // it is of a form that ours never has
@@ -390,7 +391,8 @@ func parseRule(b []byte) (r rule, ok bool) {
 	}
 	flags := ne.Uint32(b[8:])
 	r.fam, r.table, r.action, r.not = b[0], uint32(b[4]), b[7], flags&unix.FIB_RULE_INVERT != 0
-	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[5] != 0 || b[6] != 0 || r.action != unix.FR_ACT_TO_TBL || flags&^unix.FIB_RULE_INVERT != 0
+	flags &^= unix.FIB_RULE_IIF_DETACHED // there is no such interface now
+	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[5] != 0 || b[6] != 0 || flags&^unix.FIB_RULE_INVERT != 0
 	masked := false
 	for typ, v := range attrs(b, unix.SizeofRtMsg) {
 		switch typ {
@@ -406,6 +408,8 @@ func parseRule(b []byte) (r rule, ok bool) {
 			if len(v) > 0 {
 				r.proto = v[0]
 			}
+		case unix.FRA_IIFNAME:
+			r.iif = text(v)
 		case unix.FRA_SUPPRESS_PREFIXLEN:
 			r.specific = len(v) == 4 && u32(v) == 0
 			r.other = r.other || !r.specific && u32(v) != ^uint32(0)
@@ -418,11 +422,12 @@ func parseRule(b []byte) (r rule, ok bool) {
 	if r.mark != 0 && !masked {
 		r.mask = ^uint32(0)
 	}
-	r.other = r.other || badPriority(int64(r.priority)) || !r.not || r.mark == 0 || r.mark&^r.mask != 0
-	if r.specific {
-		r.other = r.other || r.table != MainTable
+	r.other = r.other || badPriority(int64(r.priority))
+	own := !badTable(int64(r.table)) && r.table != MainTable
+	if r.iif != "" {
+		r.other = r.other || r.action != unix.FR_ACT_NOP || r.not || r.mark != 0 || r.mask != 0 || r.specific || !own
 	} else {
-		r.other = r.other || badTable(int64(r.table)) || r.table == MainTable
+		r.other = r.other || r.action != unix.FR_ACT_TO_TBL || !r.not || r.mark == 0 || r.mark&^r.mask != 0 || r.specific != (r.table == MainTable) || !r.specific && !own
 	}
 	return r, r.fam == unix.AF_INET || r.fam == unix.AF_INET6
 }
@@ -432,6 +437,9 @@ func (r rule) String() string {
 	if r.mark != 0 {
 		s += fmt.Sprintf(" and mark %#x/%#x", r.mark, r.mask)
 	}
+	if r.iif != "" {
+		s += " from " + r.iif
+	}
 	return s
 }
 
@@ -440,7 +448,7 @@ func (r rule) String() string {
 // net/core/fib_rules.c).
 func (r rule) hits(c rule) bool {
 	return c.fam == r.fam && c.action == r.action && c.table == r.table && c.priority == r.priority && c.proto == r.proto &&
-		(r.mark == 0 || c.mark == r.mark && c.mask == r.mask) && (!r.specific || c.specific)
+		(r.mark == 0 || c.mark == r.mark && c.mask == r.mask) && (!r.specific || c.specific) && (r.iif == "" || c.iif == r.iif)
 }
 
 func (r rule) request(typ, flags uint16) request {
@@ -459,6 +467,9 @@ func (r rule) request(typ, flags uint16) request {
 	}
 	if r.specific {
 		q = q.u32(unix.FRA_SUPPRESS_PREFIXLEN, 0)
+	}
+	if r.iif != "" {
+		q = q.text(unix.FRA_IIFNAME, r.iif)
 	}
 	return q
 }
