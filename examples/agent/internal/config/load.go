@@ -227,7 +227,7 @@ func (c *Config) defaults(h Host, use Use, bad func(string, ...any)) {
 	c.Datapath = cmp.Or(c.Datapath, "netstack")
 	if use == ToClean || use == ToRun && c.onHost() {
 		c.Interface = cmp.Or(c.Interface, kernel.DefaultInterface)
-		c.Protocol = cmp.Or(c.Protocol, defaultProtocol)
+		c.Protocol = cmp.Or(c.Protocol, DefaultProtocol)
 	}
 	if use == ToRun && c.onHost() {
 		c.Routing = cmp.Or(c.Routing, "main")

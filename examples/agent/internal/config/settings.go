@@ -189,7 +189,7 @@ func Settings() []Setting {
 			set:   setMetric, get: func(c Config) []string { return one(orWord(c.Metric, "")) },
 		},
 		{
-			Name: "protocol", Value: "NUMBER", Use: ToClean, Host: true, Example: "88", Default: strconv.Itoa(defaultProtocol),
+			Name: "protocol", Value: "NUMBER", Use: ToClean, Host: true, Example: "88", Default: strconv.Itoa(DefaultProtocol),
 			Usage: "routing protocol, 5 to 255, that marks what is this agent's; two agents in one namespace need two with --routing policy or --source loopback",
 			set:   setProtocol, get: func(c Config) []string { return one(orWord(c.Protocol, "")) },
 		},
@@ -321,8 +321,10 @@ const (
 	defaultMark     = 0x50
 	defaultMask     = 0xf0
 	defaultMetric   = 50
-	defaultProtocol = 87
 )
+
+// DefaultProtocol is the setting protocol where nobody says anything.
+const DefaultProtocol = 87
 
 // RegistrySchemes are what the setting registry begins with. Memory has nothing after it.
 func RegistrySchemes() []string { return []string{"etcd", "etcds", "memory"} }
