@@ -180,7 +180,7 @@ func Settings() []Setting {
 		},
 		{
 			Name: "guard", Value: "PREFIX", Kind: List, Use: ToRun, Host: true, Example: "0.0.0.0/0",
-			Usage: "prefix to which packets may leave by way of the mesh only, with --routing policy: it is unreachable while the interface or the way is missing, and after the agent's end until it is back, or \"agent cleanup\"",
+			Usage: "prefix to which packets may leave by way of the mesh only, with --routing policy: it is unreachable while there is no way through the mesh, and after the agent's end too, until \"agent cleanup\"",
 			set:   setPrefix(func(c *Config) *[]netip.Prefix { return &c.Guard }), get: func(c Config) []string { return texts(c.Guard) },
 		},
 		{
