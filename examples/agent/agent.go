@@ -320,7 +320,9 @@ func (a *agent) reloads(ctx context.Context) error {
 
 func (a *agent) take(ctx context.Context, c config.Config) {
 	a.level.Set(c.LogLevel)
-	switch unseen, err := a.store.reload(ctx, c); {
+	r := c // but for what is in force until the next start
+	r.Routing, r.Mark, r.Mask, r.NetNS = a.cfg.Routing, a.cfg.Mark, a.cfg.Mask, a.cfg.NetNS
+	switch unseen, err := a.store.reload(ctx, r); {
 	case ctx.Err() != nil:
 		return
 	case err != nil:

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/relay"
@@ -27,7 +28,11 @@ func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
 		}
 		meshes := meshInterfaces()
 		ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return slices.Contains(meshes, l.Name) })
-		sources, err = underlay.Sources()
+		var mark func(network, address string, c syscall.RawConn) error
+		if a.cfg.Policy() && a.cfg.UnderlayNetNS == "" { // encrypted packets have routes of their own
+			mark = markWith(a.cfg.Mark)
+		}
+		sources, err = underlay.Sources(mark)
 		return err
 	})
 	if err != nil {

@@ -256,6 +256,9 @@ func (st *stageTest) defaultRoute() {
 		})
 		s.echoes("198.51.100.1:80", name)
 	}
+	a.must(func() error { // from which nothing is sent
+		return netlink.AddrAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index("eth0")}}, &netlink.Addr{IPNet: host("10.97.0.1")})
+	})
 	a.route("0.0.0.0/0", "10.99.1.1")
 	b.route("0.0.0.0/0", "10.99.2.1")
 	b.route("198.51.100.0/24", "10.99.3.2")
@@ -310,6 +313,9 @@ func (st *stageTest) defaultRoute() {
 	anna.start() // of which the registry is where the guard is
 	meet(anna, bert)
 	inside("restarted")
+	if s := anna.status(); len(s.Self.Endpoints) != 2 || !strings.HasPrefix(s.Self.Endpoints[0], "10.99.1.2:") {
+		st.Errorf("she publishes the endpoints %q, and sends from 10.99.1.2", s.Self.Endpoints)
+	}
 	if code := anna.stop(); code != exitOK {
 		st.Errorf("anna ended with %d", code)
 	}
