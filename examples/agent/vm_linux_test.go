@@ -462,6 +462,38 @@ func (v *machine) otherSettings(t *testing.T) {
 		}
 	}
 	v.a.same(v.bare)
+
+	// With policy routing a prefix may have the endpoint in it by which its node is reached.
+	bert := v.bert.args
+	defer func() { v.bert.args = bert }()
+	v.bert.signal(syscall.SIGKILL)
+	v.bert.args = append(slices.Clone(bert), "--announce", "10.99.0.0/16")
+	v.bert.start()
+	v.anna.args = append(slices.Clone(args), "--routing", "policy", "--protocol", "88", "--guard", "10.99.0.0/16", "--forward", "on")
+	v.anna.start()
+	v.whole()
+	carry(t, v.a, v.b, "10.80.0.2")
+	dump = strings.Join(v.a.dump(), "\n")
+	for _, want := range []string{
+		"route 10.99.0.0/16 dev warren0 table 8787 metric 50 proto 88", "route 10.99.0.0/16 dev none table 8787 metric 4294967294 proto 88", "rule 32501 family 2 table 8787 proto 88",
+		"nftables 1 warren-warren0", "forwarding net.ipv4.ip_forward",
+	} {
+		if !strings.Contains(dump, want) {
+			t.Errorf("%q is not there:\n%s", want, dump)
+		}
+	}
+	if code := v.anna.stop(); code != exitOK {
+		t.Errorf("anna ended with %d", code)
+	}
+	v.anna.saying("the kernel goes on forwarding")
+	carry(t, v.a, v.b, "10.80.0.2")
+	out, code = v.a.exec([]uintptr{unix.CAP_NET_ADMIN}, "cleanup", "--state", v.anna.state)
+	for _, want := range []string{"removed the interface warren0\n", "removed the guard of 10.99.0.0/16, in table 8787\n", "removed the rule 32500 of IPv6, to table 254\n", "removed the nftables table inet warren-warren0\n", "turned off net.ipv4.ip_forward\n"} {
+		if code != exitOK || !strings.Contains(out, want) {
+			t.Errorf("cleanup ended with %d, and does not say %q: %s", code, want, out)
+		}
+	}
+	v.a.same(v.bare)
 }
 
 // without module: it is said how to get it.
