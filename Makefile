@@ -21,7 +21,7 @@ export GOFLAGS = -buildvcs=false
 
 # Packages with nodes that talk to each other are tested one at a time: with the race detector, key exchange is
 # slow enough for two to make each other's nodes late.
-TIMED = /(netstack|tun|mesh|meshtest|agent|etcd|etcdtest|socks5|relay|expose|quickstart)$$
+TIMED = /(netstack|tun|whole|auto|mesh|meshtest|agent|etcd|etcdtest|socks5|relay|expose|quickstart)$$
 
 # The race detector comes late, so that the last lines tell how every package fared.
 test: packages fmtcheck vet staticcheck cross quickstart kernel full race
@@ -88,6 +88,7 @@ kernel:
 	@for k in $(KERNELS); do \
 		$(MAKE) --no-print-directory vm KERNEL=$$k PACKAGE=./datapath/kernel VMFLAGS='-with ip,wg' || exit 1; \
 	done
+	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./datapath/internal/whole VMFLAGS='-with ip,wg'
 	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./datapath/kernel VMFLAGS='-append ipv6.disable=1' RUN=NoIPv6AtBoot
 	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./examples/agent VMFLAGS= RUN=TestVM
 

@@ -31,23 +31,22 @@ type Kernel struct {
 	tasks   sync.WaitGroup
 	closing sync.Once
 
-	op       sync.Mutex // held by whatever reads or changes the device; guards what follows
-	conn     *conn
-	closed   bool
-	active   bool            // the device was asked for by an Apply, so that it is kept as it should be
-	mended   time.Time       // when that was last necessary
-	local    prefixes.Set    // the kernel has no place for it
-	model    *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
-	stats    map[key.Public]datapath.Stats
-	index    int           // of its interface
-	seen     time.Time     // when it was read
-	took     time.Duration // how long that took
-	refused  int           // how many peers have a key that nobody can have
-	unmended bool          // it was too soon to bring the link back
-	waiting  map[key.Public]waiting
-	later    map[key.Public]greeting // to be greeted in a moment
-	nobody   nobody
-	mtu      hostnet.MTU
+	op      sync.Mutex // held by whatever reads or changes the device; guards what follows
+	conn    *conn
+	closed  bool
+	active  bool // the device was asked for by an Apply, so that it is kept as it should be
+	repairs *hostnet.Repairs
+	local   prefixes.Set    // the kernel has no place for it
+	model   *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
+	stats   map[key.Public]datapath.Stats
+	index   int           // of its interface
+	seen    time.Time     // when it was read
+	took    time.Duration // how long that took
+	refused int           // how many peers have a key that nobody can have
+	waiting map[key.Public]waiting
+	later   map[key.Public]greeting // to be greeted in a moment
+	nobody  nobody
+	mtu     hostnet.MTU
 
 	// For tests.
 	budget   int  // of messages; 0: the default
@@ -92,6 +91,7 @@ func New(o Options) (*Kernel, error) {
 		opts: o, log: o.Logger, host: h, held: held, conn: c, mtu: hostnet.MTU{Option: o.MTU}, waiting: make(map[key.Public]waiting), later: make(map[key.Public]greeting),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
+	k.repairs = hostnet.NewRepairs(k.notify)
 	k.tasks.Go(k.watch)
 	return k, nil
 }
@@ -204,17 +204,12 @@ func (k *Kernel) problems(ctx context.Context, hs hostnet.State, s datapath.Stat
 	return append(ps, more...), err
 }
 
-// mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
-const mendEvery = time.Second
-
 // mend has the link up, under its name, with its MTU and what else belongs to it, and the device its mark, where it
 // has a wrong one. op is held.
 func (k *Kernel) mend(ctx context.Context, hs hostnet.State, mtu int, marked bool) (hostnet.State, error) {
-	if time.Since(k.mended) < mendEvery {
-		k.unmended = true // poll tells when it is time
-		return hs, nil
+	if !k.repairs.Now() {
+		return hs, nil // notify is called when it is time
 	}
-	k.mended, k.unmended = time.Now(), false
 	k.log.Warn("the device, or what is around it, was changed, and it is put right", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up, "mtu", hs.Link.MTU, "to", mtu)
 	var err error
 	if marked {

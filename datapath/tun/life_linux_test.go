@@ -106,9 +106,6 @@ func TestOutsiders(t *testing.T) {
 		{"its mark removed", func() { a.space.Must(func() error { return mark("warren0", "not ours") }) }},
 		{"deleted", ip("link del warren0")},
 	} {
-		a.op.Lock()
-		time.Sleep(time.Until(a.mended.Add(mendEvery))) // it is bounded
-		a.op.Unlock()
 		nettest.Quiet(a.TUN)
 		begun := time.Now()
 		test.do()

@@ -3,6 +3,8 @@ package tun
 import (
 	"fmt"
 	"log/slog"
+	"os/user"
+	"strconv"
 
 	"golang.zx2c4.com/wireguard/conn"
 
@@ -112,9 +114,13 @@ type Options struct {
 	MTU int
 
 	// Socket is the folder of the socket by which other programs see and change the device. It is called
-	// <interface>.sock and is for its owner alone. Default: DefaultSocket, where a socket can be made; a folder
-	// that is named must take one. NoSocket has none.
+	// <interface>.sock and is for its owner alone, and SocketGroup. Default: DefaultSocket, where a socket can
+	// be made; a folder that is named must take one. NoSocket has none.
 	Socket string
+
+	// SocketGroup is the name or number of a group whose members may use the socket, too. They may do to the
+	// device what its owner may, and read its private key. Default: nobody but the owner, and root.
+	SocketGroup string
 
 	// Bind makes the UDP sockets of a new device. Default: conn.NewDefaultBind. It is called once for each
 	// device, and what it returns is given to no other; it is opened in UnderlayNamespace.
@@ -149,6 +155,9 @@ func (o Options) defaulted() (Options, error) {
 	if o.Routing > RoutingPolicy {
 		return o, fmt.Errorf("routing %d: unknown", o.Routing)
 	}
+	if _, err := groupID(o.SocketGroup); err != nil {
+		return o, err
+	}
 	return o, hostnet.CheckInterface(o.Interface) // before it names a socket
 }
 
@@ -159,4 +168,20 @@ func (o Options) host() hostnet.Options {
 		Mark: o.Mark, Mask: o.Mask, Guard: o.Guard, Metric: o.Metric, Protocol: o.Protocol,
 		Cover: o.Cover, Sources: hostnet.Sources(o.Sources), SNAT: o.SNAT, Forward: o.Forward, Logger: o.Logger,
 	}
+}
+
+// groupID returns the number of a group; -1 for "".
+func groupID(group string) (int, error) {
+	if group == "" {
+		return -1, nil
+	}
+	text := group
+	if g, err := user.LookupGroup(group); err == nil {
+		text = g.Gid
+	}
+	id, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return -1, fmt.Errorf("group %q of the socket: this host has none of that name; make it (groupadd), or give a number", group)
+	}
+	return int(id), nil
 }

@@ -36,15 +36,14 @@ type TUN struct {
 
 	mu sync.Mutex // of wg
 
-	op       sync.Mutex // held by whatever reads or changes the device; guards what follows
-	closed   bool
-	link     *link // of the device there is, or was last
-	index    int   // of its interface
-	socket   *socket
-	local    prefixes.Set // the host has no place for it
-	mended   time.Time    // when the link was last brought back
-	unmended bool         // it was too soon for that
-	mtu      hostnet.MTU
+	op      sync.Mutex // held by whatever reads or changes the device; guards what follows
+	closed  bool
+	link    *link // of the device there is, or was last
+	index   int   // of its interface
+	socket  *socket
+	local   prefixes.Set // the host has no place for it
+	repairs *hostnet.Repairs
+	mtu     hostnet.MTU
 }
 
 var (
@@ -116,6 +115,7 @@ func open(o Options) (*TUN, error) {
 			return nil, errors.Join(fmt.Errorf("namespace of the UDP sockets: %w", err), t.host.Close())
 		}
 	}
+	t.repairs = hostnet.NewRepairs(t.notify)
 	t.wg = wggo.New(wggo.Options{Mu: &t.mu, Logger: t.log, Bind: o.Bind, Do: t.sockets().Do, Ended: t.notify})
 	return t, nil
 }
@@ -248,14 +248,10 @@ func (t *TUN) watch() {
 	}
 }
 
-// look brings back a socket that somebody removed, and tells when it is time to bring back the link.
+// look brings back a socket that somebody removed.
 func (t *TUN) look() {
 	t.op.Lock()
 	defer t.op.Unlock()
-	if t.unmended && time.Since(t.mended) >= mendEvery {
-		t.unmended = false
-		t.notify()
-	}
 	if t.closed || t.socket == nil || t.socket.there() {
 		return
 	}
@@ -270,7 +266,7 @@ func (t *TUN) look() {
 }
 
 func (t *TUN) listen(path string) (err error) {
-	t.socket, err = listen(path, t.wg, t.notify)
+	t.socket, err = listen(path, t.opts.SocketGroup, t.wg, t.notify)
 	return err
 }
 
@@ -381,16 +377,11 @@ func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, erro
 	return h, nil
 }
 
-// mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
-const mendEvery = time.Second
-
 // mend has the link up, under its name, with its MTU, the device's mark and what else belongs to it. op is held.
 func (t *TUN) mend(ctx context.Context, hs hostnet.State, mtu int, mark uint32) (hostnet.State, error) {
-	if time.Since(t.mended) < mendEvery {
-		t.unmended = true // look tells when it is time
-		return hs, nil
+	if !t.repairs.Now() {
+		return hs, nil // notify is called when it is time
 	}
-	t.mended, t.unmended = time.Now(), false
 	t.log.Warn("the interface, or what is around it, was changed, and it is put right", "interface", t.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up, "mtu", hs.Link.MTU, "to", mtu)
 	var err error
 	if t.opts.Routing == RoutingPolicy && !t.host.Apart(mark) {

@@ -28,14 +28,15 @@ type Host struct {
 	watch   *watcher
 	changed chan struct{}
 
-	mu     sync.Mutex
-	c      *conn
-	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
-	behind map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
-	known  *known                      // our routes, if nothing is known to have changed them; nil: not known
-	filter filter
-	unfit  error                   // why Up could not have it as it is to be
-	before func(what string) error // called before each change, for tests
+	mu       sync.Mutex
+	c        *conn
+	asked    map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
+	behind   map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
+	known    *known                      // our routes, if nothing is known to have changed them; nil: not known
+	filter   filter
+	restorer restorer
+	unfit    error                   // why Up could not have it as it is to be
+	before   func(what string) error // called before each change, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no link.
@@ -51,6 +52,12 @@ func Open(o Options) (*Host, error) {
 		changed: make(chan struct{}, 1),
 	}
 	h.forget()
+	h.startRestorer()
+	defer func() {
+		if err != nil {
+			h.stopRestorer()
+		}
+	}()
 	if h.ns, err = openNamespace(o.Namespace); err != nil {
 		return nil, fmt.Errorf("host network: %w", err)
 	}
@@ -82,6 +89,7 @@ func (h *Host) Close() error {
 		return nil
 	}
 	err := errors.Join(h.c.nl.Close(), h.closeFilter(), h.watch.close(), h.ns.close())
+	h.stopRestorer()
 	close(h.changed)
 	return err
 }
@@ -693,13 +701,8 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 	var errs []error
 	want := h.wanted(f)
 	rules, guards := want.missing(b)
-	for _, r := range guards {
-		errs = append(errs, h.addGuard(ctx, r))
-	}
-	for _, r := range rules {
-		errs = append(errs, h.addRule(ctx, r))
-	}
-	errs = append(errs, h.tidy(ctx, f, want))
+	h.restorer.on = true
+	errs = append(errs, h.addMissing(ctx, rules, guards), h.tidy(ctx, f, want))
 	if mtu > 0 {
 		l.MTU = mtu
 	}
@@ -855,6 +858,18 @@ func (h *Host) tidy(ctx context.Context, f found, want wants) error {
 	as, addrs, err := h.move(ctx, f, b.addrs, s.addrs)
 	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
 	h.release(ctx, f, minus(as, addrs))
+	return errors.Join(errs...)
+}
+
+// addMissing adds rules and guards.
+func (h *Host) addMissing(ctx context.Context, rules []rule, guards []route) error {
+	var errs []error
+	for _, r := range guards {
+		errs = append(errs, h.addGuard(ctx, r))
+	}
+	for _, r := range rules {
+		errs = append(errs, h.addRule(ctx, r))
+	}
 	return errors.Join(errs...)
 }
 
@@ -1029,6 +1044,7 @@ func (h *Host) Remove(ctx context.Context) error {
 		return err
 	}
 	h.forget()
+	h.restorer.on = false
 	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f), h.removeFilter(ctx))
 }
 
@@ -1167,4 +1183,5 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 
 	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
 	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
+	h.restorer.problem(h.o.Protocol, &s.Problems)
 }

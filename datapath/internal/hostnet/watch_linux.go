@@ -82,6 +82,7 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 	}
 	if err == unix.ENOBUFS {
 		w.lost.Add(1)
+		h.missed()
 		err = nil
 	}
 	for m := range messages(b) {
@@ -131,6 +132,9 @@ func (w *watcher) matters(h *Host, m message) bool {
 			return true
 		}
 		if int(r.proto) == h.o.Protocol {
+			if r.typ == unix.RTN_UNREACHABLE && m.typ == unix.RTM_DELROUTE {
+				h.missed()
+			}
 			w.routes++
 			return true
 		}
@@ -138,6 +142,10 @@ func (w *watcher) matters(h *Host, m message) bool {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := parseLink(m.body); !ok || int64(l.Index) == w.ours.Load() {
 			w.routes++ // it may have been down
+		}
+	case unix.RTM_DELRULE:
+		if r, ok := parseRule(m.body); !ok || int(r.proto) == h.o.Protocol {
+			h.missed()
 		}
 	case unix.RTM_DELADDR:
 		w.routes++ // those from it go too
