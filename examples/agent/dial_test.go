@@ -13,7 +13,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The first dial has its time before the second begins, and whichever has a connection first is taken. That of the other is closed, and nothing is waited for that goes on.
+// The first dial has its time before the second begins, and whichever has a connection first is taken. That of the
+// other is closed, and nothing of it is left.
 func TestEitherWay(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	type way struct {
