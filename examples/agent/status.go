@@ -124,9 +124,21 @@ func table(w io.Writer, s control.Status, now time.Time, wide bool) error {
 	if s.Agent.Interface != "" {
 		datapath += ", interface " + s.Agent.Interface
 	}
+	if s.Agent.Namespace != "" {
+		datapath += " in namespace " + s.Agent.Namespace
+	}
+	if s.Agent.UnderlayNamespace != "" {
+		datapath += ", UDP sockets in namespace " + s.Agent.UnderlayNamespace
+	}
 	fmt.Fprintf(&b, "datapath   %s\n", datapath)
 	if self.Instead != "" {
 		fmt.Fprintf(&b, "           no better one: %s\n", strings.ReplaceAll(self.Instead, "\n", "; "))
+	}
+	if s.Agent.Routing == "policy" {
+		fmt.Fprintf(&b, "routing    policy, by table %d; encrypted packets have the mark %s\n", s.Agent.Table, s.Agent.Mark)
+	}
+	if len(s.Agent.Guard) > 0 {
+		fmt.Fprintf(&b, "guards     %s\n", join(s.Agent.Guard))
 	}
 	if s.Agent.Socks5 != "" {
 		fmt.Fprintf(&b, "socks5     %s\n", s.Agent.Socks5)

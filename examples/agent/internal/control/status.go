@@ -28,16 +28,25 @@ type Status struct {
 
 // Process is the agent itself.
 type Process struct {
-	PID       int       `json:"pid"`
-	Build     string    `json:"build"`
-	Started   time.Time `json:"started"`
-	Mesh      string    `json:"mesh"`
-	Registry  string    `json:"registry"`            // without a password
-	Datapath  string    `json:"datapath"`            // as it was asked for
-	Interface string    `json:"interface,omitempty"` // of the kernel datapath
-	State     string    `json:"state"`
-	Socks5    string    `json:"socks5,omitempty"` // where it listens, with the real port
-	Expose    []string  `json:"expose,omitempty"`
+	PID      int       `json:"pid"`
+	Build    string    `json:"build"`
+	Started  time.Time `json:"started"`
+	Mesh     string    `json:"mesh"`
+	Registry string    `json:"registry"` // without a password
+	Datapath string    `json:"datapath"` // as it was asked for
+
+	// Of the interface of the host, where there is one.
+	Interface         string         `json:"interface,omitempty"`
+	Namespace         string         `json:"namespace,omitempty"`         // that it is in; empty: the agent's
+	UnderlayNamespace string         `json:"underlayNamespace,omitempty"` // that the UDP sockets are in; empty: that of the interface
+	Routing           string         `json:"routing,omitempty"`           // main or policy
+	Table             int            `json:"table,omitempty"`             // of the routes
+	Mark              string         `json:"mark,omitempty"`              // of encrypted packets, and its mask; for policy routing
+	Guard             []netip.Prefix `json:"guard,omitempty"`             // reached by way of the interface or not at all
+
+	State  string   `json:"state"`
+	Socks5 string   `json:"socks5,omitempty"` // where it listens, with the real port
+	Expose []string `json:"expose,omitempty"`
 }
 
 // Self is this node.
