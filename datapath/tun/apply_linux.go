@@ -152,10 +152,10 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 
 // newLink makes the interface.
 func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
-	held, left, err := t.held(ctx)
+	inUse, left, err := held(ctx, t.host)
 	switch {
-	case held:
-		err = t.taken()
+	case inUse:
+		err = taken(t.opts.Interface)
 	case left:
 		err = t.host.Remove(ctx)
 	}
@@ -170,7 +170,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 		})
 	})
 	if err == nil && made == nil { // somebody else was faster
-		err = t.taken()
+		err = taken(t.opts.Interface)
 	}
 	if err != nil {
 		if made != nil {
@@ -184,24 +184,24 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 }
 
 // taken is the error of an interface that is marked as ours and held by somebody else.
-func (t *TUN) taken() error {
+func taken(name string) error {
 	return &hostnet.ForeignError{
-		What: "interface " + t.opts.Interface, Owner: "a mesh with the same settings has it, in " + holders(t.opts.Interface),
+		What: "interface " + name, Owner: "a mesh with the same settings has it, in " + holders(name),
 		Remedy: "end that one first, or choose another interface name",
 	}
 }
 
 // held reports whether another process, or another TUN of this one, has the interface that is marked as ours;
 // and whether there is one that nobody has, which takes somebody who made it persistent.
-func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
-	l, err := t.host.Link(ctx)
+func held(ctx context.Context, h *hostnet.Host) (held, left bool, err error) {
+	l, err := h.Link(ctx)
 	if errors.As(err, new(*hostnet.ForeignError)) || errors.Is(err, hostnet.ErrNoLink) || err == nil && l.Kind != kind {
 		return false, false, nil // Adopt says what is in the way, and removes ours of another kind
 	}
 	if err != nil {
 		return false, false, err
 	}
-	err = t.host.Do(func() error {
+	err = h.Do(func() error {
 		fd, err := attach(l.Name)
 		if err == nil {
 			unix.Close(fd)
@@ -216,7 +216,7 @@ func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
 
 func (t *TUN) removeDevice(ctx context.Context) error {
 	t.drop()
-	if held, _, err := t.held(ctx); err != nil || held {
+	if inUse, _, err := held(ctx, t.host); err != nil || inUse {
 		return err // what another process has is not this one's to remove
 	}
 	if err := t.host.Remove(ctx); err != nil && !errors.Is(err, datapath.ErrNoDevice) {

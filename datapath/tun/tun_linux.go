@@ -169,11 +169,11 @@ func (t *TUN) Close() error {
 }
 
 // Cleanup removes what a mesh with these Options left on the host: its device, what SourceLoopback put on the
-// loopback interface, and a socket that nobody listens on. The mesh must not run.
+// loopback interface, and a socket that nobody listens on. While a TUN has the device it is refused.
 func Cleanup(ctx context.Context, o Options) error {
 	o, err := o.defaulted()
 	if err == nil {
-		err = hostnet.Cleanup(ctx, o.host())
+		err = cleanHost(ctx, o)
 	}
 	if err == nil && o.Socket != NoSocket {
 		err = cleanSocket(o)
@@ -182,6 +182,20 @@ func Cleanup(ctx context.Context, o Options) error {
 		return fmt.Errorf("tun: %w", err)
 	}
 	return nil
+}
+
+func cleanHost(ctx context.Context, o Options) error {
+	h, err := hostnet.Open(o.host())
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if inUse, _, err := held(ctx, h); err != nil {
+		return err
+	} else if inUse {
+		return taken(o.Interface)
+	}
+	return h.Remove(ctx)
 }
 
 // cleanSocket removes the socket. One that somebody listens on is not left over, whoever that is.

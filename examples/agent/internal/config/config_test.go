@@ -95,7 +95,7 @@ func TestPrecedence(t *testing.T) {
 		"interface": {"wg0", "a", "x-1"}, "netns": {"/run/netns/blue", "/proc/1/ns/net", "/x"}, "table": {"1", "100", "4294967295"}, "metric": {"1", "50", "4294967292"},
 		"protocol": {"5", "87", "255"}, "source": {"hint", "device", "loopback"}, "forward": {"on", "off", "on"},
 	}
-	policy := map[string][]string{"priority": {"1", "32500", "32764"}, "mark": {"0x50/0xf0", "0x1/0x1", "0xffffffff/0xffffffff"}}
+	policy := map[string][]string{"priority": {"1", "32500", "32763"}, "mark": {"0x50/0xf0", "0x1/0x1", "0xffffffff/0xffffffff"}}
 	lists := map[string][]string{
 		"snat": {"10.0.0.0/8", "192.0.2.1/32", "fd00::/8"}, "guard": {"0.0.0.0/0", "::/0", "10.0.0.0/8"},
 		"address": {"10.0.0.1", "10.0.0.2", "fd00::1"}, "role": {"a", "b", "c"}, "endpoint": {"a:0", "192.0.2.1:5", "[2001:db8::1]:7"},
@@ -355,7 +355,7 @@ guard (agent.yaml:5) "0.0.0.0/0" is for policy routing, and routing (agent.yaml:
 		{args: "--datapath=tun --forward=yes", want: `--forward: forward "yes" is none of on, off`},
 		{args: "--datapath=tun --snat=10.1.2.3/16", want: `--snat: snat "10.1.2.3/16" has bits beyond its length; write 10.1.0.0/16, or 10.1.2.3/32 for the one address`},
 		{args: "--datapath=tun --snat=10.0.0.0/8,10.0.0.0/8", want: `--snat: snat "10.0.0.0/8" is there twice`},
-		{args: "--datapath=tun --routing=policy --priority=32765", want: `--priority: priority "32765" is no number from 1 to 32764`},
+		{args: "--datapath=tun --routing=policy --priority=32764", want: `--priority: priority "32764" is no number from 1 to 32763`},
 		{args: "--datapath=tun --protocol=4", want: `--protocol: protocol "4" is no number from 5 to 255`},
 		{args: "--datapath=tun --mark=0x50/0x0f", want: `--mark: mark "0x50/0x0f" has a bit that its mask has not, 0x50`},
 		{args: "--datapath=tun --mark=0/0xf0", want: `--mark: mark "0/0xf0" is no mark: at least one bit has to be set`},

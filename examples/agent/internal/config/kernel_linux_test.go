@@ -24,7 +24,7 @@ func TestKernelAgrees(t *testing.T) {
 			t.Errorf("interface %q: the setting says %v, the datapath otherwise", name, err)
 		}
 	}
-	for _, n := range []int{1, 50, 252, 253, 254, 255, 256, 1<<32 - 4, 1<<32 - 3, 1<<32 - 2, 1<<32 - 1, 1 << 32, 4, 5, 32764, 32765, -1} {
+	for _, n := range []int{1, 50, 252, 253, 254, 255, 256, 1<<32 - 4, 1<<32 - 3, 1<<32 - 2, 1<<32 - 1, 1 << 32, 4, 5, 32763, 32764, -1} {
 		text := strconv.Itoa(n)
 		if err := setTable(new(Config), text); (err != nil) != refuses(kernel.Options{Table: n}, "routing table "+text+":") {
 			t.Errorf("table %d: the setting says %v, the datapath otherwise", n, err)

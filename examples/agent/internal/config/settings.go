@@ -170,7 +170,7 @@ func Settings() []Setting {
 		},
 		{
 			Name: "priority", Value: "PRIORITY", Use: ToRun, Host: true, Example: "1000", Default: strconv.Itoa(defaultPriority),
-			Usage: "priority of the first of the two rules of --routing policy, 1 to 32764; the second has the next",
+			Usage: "priority of the first of the three rules of --routing policy, 1 to 32763; the others have the next two",
 			set:   setPriority, get: func(c Config) []string { return one(orWord(c.Priority, "")) },
 		},
 		{
@@ -593,7 +593,7 @@ func setNumber(c *int, s string, first, last uint32) error {
 	return nil
 }
 
-func setPriority(c *Config, s string) error { return setNumber(&c.Priority, s, 1, 32764) }
+func setPriority(c *Config, s string) error { return setNumber(&c.Priority, s, 1, 32763) }
 func setProtocol(c *Config, s string) error { return setNumber(&c.Protocol, s, 5, 255) }
 
 // setMetric leaves room for the metrics that the datapaths have for themselves.
@@ -653,6 +653,9 @@ func setNamespace(field func(*Config) *string) func(*Config, string) error {
 			return errors.New("has a zero byte, which no path may have")
 		case strings.Contains(s, "/"):
 			*field(c) = path.Clean(s)
+			if !strings.Contains(*field(c), "/") {
+				*field(c) = "./" + *field(c) // which is no name
+			}
 		default:
 			*field(c) = netnsDir + s
 		}

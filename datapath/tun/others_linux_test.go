@@ -84,3 +84,17 @@ func TestSocketGroup(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// What a TUN has is not cleaned away.
+func TestCleanupRefused(t *testing.T) {
+	s := newSpace(t)
+	s.Out()
+	var o Options
+	n := newNode(t, s, "a", addrsA, func(to *Options) { o = *to })
+	if err := Cleanup(t.Context(), o); err == nil || !strings.Contains(err.Error(), DefaultInterface) || !strings.Contains(err.Error(), "end that one first") {
+		t.Errorf("got %v", err)
+	}
+	if !n.Have().Device.Exists() {
+		t.Error("it is gone")
+	}
+}
