@@ -652,10 +652,7 @@ func setNamespace(field func(*Config) *string) func(*Config, string) error {
 		case strings.ContainsRune(s, 0):
 			return errors.New("has a zero byte, which no path may have")
 		case strings.Contains(s, "/"):
-			*field(c) = path.Clean(s)
-			if !strings.Contains(*field(c), "/") {
-				*field(c) = "./" + *field(c) // which is no name
-			}
+			*field(c) = asPath(path.Clean(s))
 		default:
 			*field(c) = netnsDir + s
 		}
@@ -668,7 +665,15 @@ func rebaseNamespace(s, dir string) string {
 	if !strings.Contains(s, "/") {
 		return s
 	}
-	return rebase(s, dir)
+	return asPath(rebase(s, dir))
+}
+
+// asPath has a path of one element not be a name.
+func asPath(p string) string {
+	if !strings.Contains(p, "/") {
+		return "./" + p
+	}
+	return p
 }
 
 func setAddress(c *Config, s string) error {
