@@ -234,8 +234,8 @@ func (h *Host) Problems(ctx context.Context, s datapath.State) ([]datapath.Probl
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var ps problems
-	if p, bad := mtuProblem(s.Host, s.Device.MTU); bad {
-		ps = append(ps, p)
+	if err := h.unfitting(ctx, s, &ps); err != nil {
+		return nil, err
 	}
 	conf, err := h.netconf(ctx)
 	if err != nil {
