@@ -283,6 +283,7 @@ func TestObserve(t *testing.T) {
 		h, err := Open(Options{Observe: true, Interface: name, Namespace: s.path})
 		must(t, err)
 		defer h.Close()
+		h.Encrypted(0)
 		if st := s.read(h); st.Link.Index != 0 || st.Host.UnderlayMTU != 1420 || st.Addrs.Len()+len(st.Routes)+len(st.Problems) != 0 {
 			t.Errorf("without a mark: %+v", st)
 		}
