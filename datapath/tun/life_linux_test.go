@@ -653,7 +653,13 @@ func TestCleanup(t *testing.T) {
 		}
 		return all
 	}
-	before := shown()
+	var before string
+	nettest.Within(t, 20*time.Second, "the kernel has come to rest", func() bool { // link-local addresses come late
+		was := before
+		before = shown()
+		time.Sleep(100 * time.Millisecond)
+		return before == was && !strings.Contains(before, "tentative") && strings.Count(before, "inet6 fe80") == 2
+	})
 	n := newNode(t, s, "a", addrsA, func(to *Options) { *to = o })
 	n.Peer(nettest.NewKey(t).Public(), datapath.Peer{Prefixes: addrsB})
 	if err := n.Close(); err != nil {
