@@ -146,7 +146,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 	var made *link
 	l, _, err := t.host.Adopt(ctx, kind, func(name string) error {
 		return t.host.Do(func() (err error) {
-			made, err = newLink(name)
+			made, err = newLink(name, t.fellBack())
 			return err
 		})
 	})
@@ -183,7 +183,7 @@ func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
 		return false, false, err
 	}
 	err = t.host.Do(func() error {
-		fd, err := attach(l.Name)
+		fd, err := attach(l.Name, 0)
 		if err == nil {
 			unix.Close(fd)
 		}

@@ -31,14 +31,14 @@ type link struct {
 }
 
 // attach has a file of its own speak for the interface called name, in the namespace of this thread. Linux
-// makes one where there is none, and removes it when the file is closed.
-func attach(name string) (fd int, err error) {
+// makes one where there is none, and removes it when the file is closed. more are flags of the file.
+func attach(name string, more uint16) (fd int, err error) {
 	if fd, err = unix.Open(clonePath, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return -1, missing(clonePath, err)
 	}
 	ifr, err := unix.NewIfreq(name)
 	if err == nil {
-		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | more)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
 	}
 	if err != nil {
@@ -51,9 +51,14 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// newLink makes an interface in the namespace of this thread.
-func newLink(name string) (*link, error) {
-	fd, err := attach(name)
+// newLink makes an interface in the namespace of this thread. Where Linux turns out not to take packets that are
+// handed to it together, fellBack is told why; nil: they never are, nor does it hand any out so.
+func newLink(name string, fellBack func(error)) (*link, error) {
+	var more uint16
+	if fellBack != nil {
+		more = unix.IFF_VNET_HDR
+	}
+	fd, err := attach(name, more)
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +66,9 @@ func newLink(name string) (*link, error) {
 	if err != nil {
 		// The file is an os.File's by now, which closes it.
 		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
+	}
+	if fellBack != nil {
+		t = newOffload(t, fellBack)
 	}
 	return &link{Device: t, events: make(chan tun.Event, 4)}, nil
 }

@@ -335,6 +335,7 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	if s.Host, err = t.around(ctx, hs); err != nil {
 		return datapath.State{}, err
 	}
+	s.Problems = append(s.Problems, t.link.problems()...)
 	t.tell(hs.Problems)
 	return s, nil
 }
