@@ -520,35 +520,80 @@ func TestHereByDefault(t *testing.T) {
 	}
 }
 
-// count is what a process must not have more of.
-type count struct{ goroutines, fds, links int }
+// count is what a process must not have more of, and a host not either.
+type count struct{ goroutines, fds, threads, links, routes, rules int }
 
 func counted(s *space) count {
 	fds, _ := os.ReadDir("/proc/self/fd")
-	return count{runtime.NumGoroutine(), len(fds), len(s.links())}
+	threads, _ := os.ReadDir("/proc/self/task")
+	c := count{goroutines: runtime.NumGoroutine(), fds: len(fds), threads: len(threads), links: len(s.links())}
+	s.must(func() error {
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			rules, err := netlink.RuleList(family)
+			if err != nil {
+				return err
+			}
+			c.routes += len(routes)
+			c.rules += len(rules)
+		}
+		return nil
+	})
+	return c
 }
 
-// TestLeaks starts and stops 300 devices, ending them in every way.
+// more says whether there is more of anything. Go ends no thread that it has no use for, and has one or two more when it
+// was busy.
+func (c count) more(before count) bool {
+	return c.goroutines > before.goroutines || c.fds > before.fds || c.threads > before.threads+8 ||
+		c.links != before.links || c.routes != before.routes || c.rules != before.rules
+}
+
+// inUse is how many bytes are in use when all is collected that can be.
+func inUse() uint64 {
+	runtime.GC()
+	runtime.GC() // for what a pool kept through the first
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestLeaks starts and stops a thousand devices, ending them in every way.
 func TestLeaks(t *testing.T) {
 	s := newSpace(t)
+	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
 	s.out()
 	dir := folder(t)
-	rounds := 300
+	const workers = 3
+	rounds := 1000
+	if raceEnabled {
+		rounds = 300
+	}
 	if testing.Short() {
 		rounds = 30
 	}
-	state := datapath.State{
-		Device: datapath.Device{Key: newKey(t)}, Addrs: addrsA, Routes: map[netip.Prefix]netip.Addr{addrsB.At(0): {}},
-		Peers: map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: addrsB, Endpoint: netip.MustParseAddrPort("192.0.2.77:9")}},
-	}
-	round := func(i int) {
-		d, err := New(Options{Namespace: s.path, Socket: dir})
-		if err != nil {
-			t.Fatal(err)
+	var states [workers]datapath.State
+	for w := range states {
+		theirs := set(fmt.Sprintf("10.0.%d.2", w), fmt.Sprintf("fd00:%d::2", w))
+		states[w] = datapath.State{
+			Device: datapath.Device{Key: newKey(t)}, Addrs: set(fmt.Sprintf("10.0.%d.1", w), fmt.Sprintf("fd00:%d::1", w)),
+			Routes: map[netip.Prefix]netip.Addr{theirs.At(0): {}},
+			Peers:  map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: theirs, Endpoint: netip.MustParseAddrPort("192.0.2.77:9")}},
 		}
+	}
+	round := func(w, i int) error {
+		name := fmt.Sprint("leak", w)
+		d, err := New(Options{Namespace: s.path, Interface: name, Socket: dir})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
 		if i%7 != 0 {
-			if err := datapath.Sync(t.Context(), d, state); err != nil {
-				t.Fatal(err)
+			if err := datapath.Sync(t.Context(), d, states[w]); err != nil {
+				return err
 			}
 		}
 		switch i % 5 {
@@ -559,36 +604,52 @@ func TestLeaks(t *testing.T) {
 		case 2:
 			go func() { _, _ = d.Read(context.Background()) }()
 		case 3:
-			_, _ = s.run("ip", "link", "del", DefaultInterface)
+			_, _ = s.run("ip", "link", "del", name)
 		case 4:
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			_ = d.Apply(ctx, datapath.SetDevice{Device: datapath.Device{ListenPort: 9}})
 		}
-		if err := errors.Join(d.Close(), d.Close()); err != nil {
-			t.Error(err)
-		}
+		return errors.Join(d.Close(), d.Close())
 	}
-	round(1)
+	// Several at a time, as each waits for Linux most of the time.
+	run := func(rounds int) {
+		var all sync.WaitGroup
+		for w := range workers {
+			all.Go(func() {
+				for i := w; i < rounds; i += workers {
+					if err := round(w, i); err != nil {
+						t.Errorf("device %d: %v", i, err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+	run(10)
 	before := counted(s)
 	for since := time.Now(); time.Since(since) < 300*time.Millisecond; time.Sleep(10 * time.Millisecond) {
 		if now := counted(s); now != before {
 			before, since = now, time.Now()
 		}
 	}
+	memoryBefore := inUse()
 	begun := time.Now()
-	for i := range rounds {
-		round(i)
-	}
+	run(rounds)
 	took := time.Since(begun)
 	var after count
 	end := time.Now().Add(5 * time.Second)
-	for after = counted(s); (after.goroutines > before.goroutines || after.fds > before.fds) && time.Now().Before(end); after = counted(s) {
+	for after = counted(s); after.more(before) && time.Now().Before(end); after = counted(s) {
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Logf("%d devices in %v; before %+v, after %+v", rounds, took.Round(time.Millisecond), before, after)
-	if after.goroutines > before.goroutines || after.fds > before.fds || after.links != before.links {
+	memoryAfter := inUse()
+	t.Logf("%d devices in %v; before %+v, %d KiB; after %+v, %d KiB", rounds, took.Round(time.Millisecond), before, memoryBefore>>10, after, memoryAfter>>10)
+	if after.more(before) {
 		t.Errorf("%+v before, %+v after", before, after)
+	}
+	if memoryAfter > memoryBefore+4<<20 { // a thousand times 4 KiB
+		t.Errorf("%d KiB in use before, %d KiB after", memoryBefore>>10, memoryAfter>>10)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left in the socket's folder: %v", left)

@@ -1,0 +1,357 @@
+package tun
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/key"
+)
+
+// TestForeignRoutes has routes of others in the way: each is named with its owner, none is touched, and the rest of
+// what is wanted is there.
+func TestForeignRoutes(t *testing.T) {
+	needProgram(t, "ip")
+	s := newSpace(t)
+	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
+	s.out()
+	for _, r := range []string{"10.79.0.0/16 dev lo metric 50", "fd79::/64 dev lo metric 50", "fd80::/64 dev lo metric 100"} {
+		s.ip("route add " + r + " proto static")
+	}
+	before := shown(s)
+	routes := set("10.79.0.0/16", "10.80.0.0/16", "fd79::/64", "fd80::/64", "fd81::/64")
+	n := &node{TUN: s.tun(t), t: t, space: s, name: "a", want: datapath.State{
+		Device: datapath.Device{Key: newKey(t)}, Addrs: addrsA, Routes: map[netip.Prefix]netip.Addr{},
+		Peers: map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: routes}},
+	}}
+	for p := range routes.All() {
+		n.want.Routes[p] = netip.Addr{}
+	}
+	for range 2 {
+		err := datapath.Sync(t.Context(), n.TUN, n.want)
+		if f := (*hostnet.ForeignError)(nil); !errors.As(err, &f) {
+			t.Fatalf("with routes of others in the way: %v", err)
+		}
+		for _, word := range []string{"10.79.0.0/16", "fd79::/64", "lo", "static", "metric 50"} {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%v: does not say %q", err, word)
+			}
+		}
+		st := n.read()
+		for p := range n.want.Routes {
+			if _, ok := st.Routes[p]; ok == strings.Contains(p.String(), "79") {
+				t.Errorf("route %v is there: %t", p, ok)
+			}
+		}
+		now := shown(s)
+		for _, line := range strings.Split(strings.TrimSpace(before), "\n") {
+			if !strings.Contains(now, line) {
+				t.Errorf("of others' this is gone: %s", line)
+			}
+		}
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	if after := shown(s); after != before {
+		t.Errorf("was\n%s\nis\n%s", before, after)
+	}
+}
+
+// TestOwnTable has routes in a table of their own, a default route among them: the main table's is untouched.
+func TestOwnTable(t *testing.T) {
+	needProgram(t, "ip")
+	s := newSpace(t)
+	s.out()
+	s.ip("route add default via 192.0.2.1 dev out")
+	s.ip("-6 route add default via 2001:db8::1 dev out")
+	table := func(args ...string) string {
+		out, err := s.run("ip", append(args, "route", "show", "table", "main")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	main4, main6 := table(), table("-6")
+	n := newNode(t, s, "a", addrsA, func(o *Options) { o.Table = 7777 })
+	routes := set("0.0.0.0/0", "10.8.0.0/16", "10.9.0.0/16", "::/0", "fd08::/64", "fd09::/64")
+	n.peer(newKey(t).Public(), datapath.Peer{Prefixes: routes})
+	for range 2 {
+		st := n.read()
+		if len(st.Routes) != routes.Len() {
+			t.Errorf("routes are %v", st.Routes)
+		}
+		if ops := datapath.Plan(n.want, st); len(ops) > 0 {
+			t.Errorf("still to do: %v", ops)
+		}
+		n.sync()
+	}
+	if now4, now6 := table(), table("-6"); now4 != main4 || !strings.Contains(now6, "default via 2001:db8::1") || strings.Contains(now6, "fd08::/64") {
+		t.Errorf("the main table was\n%s%s\nis\n%s%s", main4, main6, now4, now6)
+	}
+	n.want.Routes = nil
+	n.sync()
+	if st := n.read(); len(st.Routes) != 0 || table() != main4 {
+		t.Errorf("without routes there are %v; main table\n%s", st.Routes, table())
+	}
+}
+
+// TestRoutesGo holds that there is a route as long as somebody has its prefix, and none thereafter; and that a start
+// removes what is left of an earlier one, and nothing else.
+func TestRoutesGo(t *testing.T) {
+	needProgram(t, "ip")
+	s := newSpace(t)
+	s.out()
+	// Left by a process whose interface somebody made persistent.
+	s.ip("tuntap add mode tun name left0")
+	s.must(func() error { return mark("left0", "warren:warren0:87") })
+	s.ip("link set left0 up")
+	s.ip("route add 10.90.0.0/16 dev left0 proto 87 metric 50")
+	s.ip("route add 10.91.0.0/16 dev out proto 87 metric 50") // through another interface: somebody else's
+	n := newNode(t, s, "a", addrsA)
+	first, second := newKey(t).Public(), newKey(t).Public()
+	n.peer(first, datapath.Peer{Prefixes: set("10.8.1.0/24", "10.8.2.0/24", "fd08::/64")})
+	n.peer(second, datapath.Peer{Prefixes: set("10.9.0.0/16")})
+	routes := func() string {
+		out, err := s.run("ip", "-o", "route", "show", "table", "all", "proto", "87")
+		six, err6 := s.run("ip", "-6", "-o", "route", "show", "proto", "87")
+		if err := errors.Join(err, err6); err != nil {
+			t.Fatal(err)
+		}
+		var to []string
+		for line := range strings.Lines(out + six) {
+			to = append(to, strings.Fields(line)[0])
+		}
+		slices.Sort(to)
+		return strings.Join(slices.Compact(to), " ")
+	}
+	if got, want := routes(), "10.8.1.0/24 10.8.2.0/24 10.9.0.0/16 10.91.0.0/16 fd08::/64"; got != want {
+		t.Errorf("routes are %s, want %s", got, want)
+	}
+	// One of its prefixes goes to the other, which has it still when the first is gone.
+	n.want.Peers[first] = datapath.Peer{Prefixes: set("10.8.1.0/24", "fd08::/64")}
+	n.want.Peers[second] = datapath.Peer{Prefixes: set("10.9.0.0/16", "10.8.2.0/24")}
+	n.sync()
+	delete(n.want.Peers, first)
+	delete(n.want.Routes, netip.MustParsePrefix("10.8.1.0/24"))
+	delete(n.want.Routes, netip.MustParsePrefix("fd08::/64"))
+	n.sync()
+	if got, want := routes(), "10.8.2.0/24 10.9.0.0/16 10.91.0.0/16"; got != want {
+		t.Errorf("with one peer, routes are %s, want %s", got, want)
+	}
+	n.want.Peers, n.want.Routes = nil, nil
+	n.sync()
+	if got, want := routes(), "10.91.0.0/16"; got != want {
+		t.Errorf("without peers, routes are %s, want %s", got, want)
+	}
+}
+
+// TestMTUOfWhatIsThere has an interface of ours with another MTU, and MTUs that IPv6 does not live with.
+func TestMTUOfWhatIsThere(t *testing.T) {
+	needProgram(t, "ip")
+	s := newSpace(t)
+	s.out()
+	s.ip("tuntap add mode tun name warren0")
+	s.must(func() error { return mark("warren0", "warren:warren0:87") })
+	s.ip("link set warren0 mtu 1500 up")
+	n := newNode(t, s, "a", addrsA)
+	if got := n.read().Device.MTU; got != 1420 {
+		t.Errorf("over 1500 bytes, the MTU is %d, want 1420", got)
+	}
+	for _, mtu := range []int{1200, 1279, MaxMTU + 1, -1} {
+		err := n.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{MTU: mtu}})
+		if err == nil || errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(err.Error(), strconv.Itoa(mtu)) {
+			t.Errorf("MTU %d: %v", mtu, err)
+		}
+	}
+	if st := n.read(); st.Device.MTU != 1420 || st.Addrs != addrsA {
+		t.Errorf("after MTUs were refused: MTU %d, addresses %v", st.Device.MTU, st.Addrs)
+	}
+}
+
+// TestReversePath has a host that is strict about where packets come from, and routes that only marked packets take.
+func TestReversePath(t *testing.T) {
+	needProgram(t, "ip")
+	sa, sb := newSpace(t), newSpace(t)
+	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
+	sa.sysctl("net/ipv4/conf/all/rp_filter", "1")
+	sa.ip("route add default via " + wire4b)
+	sa.ip("rule add fwmark 7 lookup 100")
+	p := pair{newNode(t, sa, "a", addrsA, func(o *Options) { o.Table = 100 }), newNode(t, sb, "b", addrsB)}
+	p.connect(key.Preshared{}, false)
+	in, err := sb.listen("10.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	go func() {
+		for {
+			c, err := in.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	dial := func(wait time.Duration) error {
+		d := net.Dialer{Timeout: wait, Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 7) }), err)
+		}, LocalAddr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)}}
+		return sa.in(func() error {
+			c, err := d.Dial("tcp", in.Addr().String())
+			if err == nil {
+				c.Close()
+			}
+			return err
+		})
+	}
+	filtered := func() int {
+		out, err := sa.run("cat", "/proc/net/netstat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(out, "\n")
+		i := slices.Index(strings.Fields(lines[0]), "IPReversePathFilter")
+		n, err := strconv.Atoi(strings.Fields(lines[1])[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if err := dial(20 * time.Second); err != nil || filtered() > 0 {
+		t.Errorf("on a strict host: %v; %d packets were filtered", err, filtered())
+	}
+	// Somebody makes the interface strict, too: what comes out of the tunnel is dropped, until that is brought back.
+	quiet(p.a.TUN)
+	sa.sysctl("net/ipv4/conf/warren0/rp_filter", "1")
+	notified(t, p.a.TUN, "a strict interface")
+	if err := dial(time.Second); err == nil || filtered() == 0 {
+		t.Errorf("with a strict interface: %v; %d packets were filtered", err, filtered())
+	}
+	within(t, 5*time.Second, "it is brought back", func() bool { p.a.read(); return dial(time.Second) == nil })
+}
+
+// TestNoTUN has a host without /dev/net/tun: New says what to do.
+func TestNoTUN(t *testing.T) {
+	need(t)
+	errc := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread has a file system of its own
+		errc <- func() error {
+			if err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+				return err
+			}
+			if err := unix.Mount("none", "/dev/net", "tmpfs", 0, ""); err != nil {
+				return err
+			}
+			d, err := New(Options{})
+			if err == nil {
+				d.Close()
+				return errors.New("it works")
+			}
+			if !errors.Is(err, errors.ErrUnsupported) || !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("another error: %w", err)
+			}
+			for _, word := range []string{"/dev/net/tun", "modprobe tun", "--device /dev/net/tun"} {
+				if !strings.Contains(err.Error(), word) {
+					return fmt.Errorf("%w: does not say %q", err, word)
+				}
+			}
+			return nil
+		}()
+	}()
+	if err := <-errc; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUnderlayComesBack takes parts of the underlay away and gives them back. What does not need them goes on, and
+// what does goes on with them, without anybody's help.
+func TestUnderlayComesBack(t *testing.T) {
+	needProgram(t, "ip")
+	p := newPair(t)
+	p.connect(key.Preshared{}, false)
+	sa, sb := p.a.space, p.b.space
+	// Another node in b's namespace, over IPv6.
+	c := newNode(t, sb, "c", set("10.0.0.3", "fd00::3"), func(o *Options) { o.Interface = "other0" })
+	at := func(addr string, n *node) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(addr), n.read().Device.ListenPort)
+	}
+	p.a.peer(c.public(), datapath.Peer{Endpoint: at(wire6b, c), Prefixes: c.want.Addrs})
+	// Its answers are to go into its own interface, although b has a route to a, too.
+	c.want.Peers[p.a.public()] = datapath.Peer{Endpoint: at(wire6a, p.a), Prefixes: addrsA}
+	c.sync()
+	sb.ip("rule add from 10.0.0.3 lookup 333")
+	sb.ip("route add 10.0.0.1 dev other0 table 333")
+	p.works("at first")
+	stream := newStream(t, sa, sb, "10.0.0.3")
+
+	veth := slices.DeleteFunc(sa.links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
+	stream.during("IPv4 taken from the underlay, which the others do not need", func() string {
+		sa.ip("addr del " + wire4a + "/24 dev " + veth)
+		if err := tryDial(sa, "10.0.0.2:9", 300*time.Millisecond); errors.Is(err, unix.ECONNREFUSED) {
+			t.Error("b is reached without IPv4")
+		}
+		sa.ip("addr add " + wire4a + "/24 dev " + veth)
+		p.works("IPv4 is back")
+		return "gone and back"
+	})
+
+	port := p.a.read().Device.ListenPort
+	for what, back := range map[string]func(){
+		"taken down": func() { sa.ip("link set " + veth + " up"); sa.ip("addr add " + wire6a + "/64 nodad dev " + veth) },
+		"deleted":    func() { wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64") },
+	} {
+		veth = slices.DeleteFunc(sa.links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
+		if what == "deleted" {
+			sa.ip("link del " + veth)
+		} else {
+			sa.ip("link set " + veth + " down")
+		}
+		if err := tryDial(sa, "10.0.0.2:9", 300*time.Millisecond); errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s: b is reached without an underlay", what)
+		}
+		if st := p.a.read(); !st.Device.Exists() || len(st.Peers) != 2 {
+			t.Errorf("%s: the device is %+v", what, st)
+		}
+		back()
+		p.works(what + ", and back")
+		before := stream.arrived()
+		within(t, 20*time.Second, what+", and back: IPv6 works", func() bool { return stream.arrived() > before })
+		if now := p.a.read().Device.ListenPort; now != port {
+			t.Errorf("%s: the port was %d, is %d", what, port, now)
+		}
+	}
+}
+
+// arrived is how many datagrams of a stream have.
+func (s *stream) arrived() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.got)
+}
+
+// tryDial says why a port where nobody listens does not answer: ECONNREFUSED is an answer.
+func tryDial(s *space, addr string, wait time.Duration) error {
+	return s.in(func() error {
+		c, err := (&net.Dialer{Timeout: wait}).Dial("tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+}
