@@ -56,7 +56,8 @@ func TestDeletedAgain(t *testing.T) {
 		}
 	}
 	p.works("in the end")
-	if after := settled(a.space); after.goroutines > before.goroutines || after.fds > before.fds || after.links != before.links {
+	// A few come and go: those of a handshake, and the pipes of io.Copy. One that each device leaves would be 20.
+	if after := settled(a.space); after.goroutines > before.goroutines+5 || after.fds > before.fds+5 || after.links != before.links {
 		t.Errorf("%+v after the first time, %+v after the last", before, after)
 	}
 }
@@ -72,11 +73,15 @@ func settled(s *space) count {
 	return now
 }
 
-// TestCloseUnderFlood closes a device that is being sent to as fast as can be, while others use it.
+// TestCloseUnderFlood closes a device that is being flooded, while others use it.
 func TestCloseUnderFlood(t *testing.T) {
 	rounds := 50 // as a round takes longer here, netstack has 200 of them
 	if testing.Short() {
 		rounds = 10
+	}
+	burst := 64
+	if raceEnabled { // or a handshake finds no room in the socket's buffer
+		burst = 4
 	}
 	p := newPair(t)
 	p.connect(key.Preshared{}, false)
@@ -96,8 +101,11 @@ func TestCloseUnderFlood(t *testing.T) {
 			case <-stop:
 				return
 			default:
+			}
+			for range burst {
 				_, _ = out.Write(b) // refused while nobody is there
 			}
+			time.Sleep(100 * time.Microsecond)
 		}
 	})
 	flooding.Go(func() {
