@@ -273,6 +273,7 @@ func againState(t *testing.T) datapath.State {
 // TestAppliedAgain applies the same twice, and once more in another process after the first was killed: no error,
 // and no difference.
 func TestAppliedAgain(t *testing.T) {
+	t.Parallel()
 	if where, sources, ok := strings.Cut(os.Getenv(formerEnv), " "); ok {
 		n, _ := strconv.Atoi(sources)
 		d, err := New(Options{Namespace: where, Socket: NoSocket, Sources: Sources(n)})

@@ -24,6 +24,7 @@ import (
 // TestForeignRoutes has routes of others in the way: each is named with its owner, none is touched, and the rest of
 // what is wanted is there.
 func TestForeignRoutes(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ip")
 	s := newSpace(t)
 	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
@@ -73,6 +74,7 @@ func TestForeignRoutes(t *testing.T) {
 
 // TestOwnTable has routes in a table of their own, a default route among them: the main table's is untouched.
 func TestOwnTable(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ip")
 	s := newSpace(t)
 	s.out()
@@ -112,6 +114,7 @@ func TestOwnTable(t *testing.T) {
 // TestRoutesGo holds that there is a route as long as somebody has its prefix, and none thereafter; and that a start
 // removes what is left of an earlier one, and nothing else.
 func TestRoutesGo(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ip")
 	s := newSpace(t)
 	s.out()
@@ -161,6 +164,7 @@ func TestRoutesGo(t *testing.T) {
 
 // TestMTUOfWhatIsThere has an interface of ours with another MTU, and MTUs that IPv6 does not live with.
 func TestMTUOfWhatIsThere(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ip")
 	s := newSpace(t)
 	s.out()
@@ -184,6 +188,7 @@ func TestMTUOfWhatIsThere(t *testing.T) {
 
 // TestReversePath has a host that is strict about where packets come from, and routes that only marked packets take.
 func TestReversePath(t *testing.T) {
+	t.Parallel()
 	needProgram(t, "ip")
 	sa, sb := newSpace(t), newSpace(t)
 	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
@@ -276,6 +281,38 @@ func TestNoTUN(t *testing.T) {
 	}()
 	if err := <-errc; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestInterfaceNames holds that a name is counted in bytes, and one that is too long is refused before anything is done.
+func TestInterfaceNames(t *testing.T) {
+	s := newSpace(t)
+	for _, name := range []string{"fifteen-bytes-0", "🕸🕸🕸"} {
+		n := newNode(t, s, "a", addrsA, func(o *Options) { o.Interface = name })
+		if !slices.Contains(s.links(), name) {
+			t.Errorf("links are %v, want %s", s.links(), name)
+		}
+		n.Close()
+	}
+	before := settled(s)
+	for _, name := range []string{"sixteen-bytes-00", strings.Repeat("🕸", 5), "wg/0", "a b", ".", "..", "wg%d", "a:b"} {
+		for what, err := range map[string]error{
+			"New":     func() error { d, err := New(Options{Interface: name, Namespace: s.path}); d.closeIfAny(); return err }(),
+			"Cleanup": Cleanup(t.Context(), Options{Interface: name, Namespace: s.path}),
+		} {
+			if !errors.Is(err, hostnet.ErrName) || !strings.Contains(err.Error(), strconv.Quote(name)) && !strings.Contains(err.Error(), name) {
+				t.Errorf("%s of interface %q: %v", what, name, err)
+			}
+		}
+	}
+	if after := counted(s); after != before {
+		t.Errorf("names that were refused left %+v, before %+v", after, before)
+	}
+}
+
+func (t *TUN) closeIfAny() {
+	if t != nil {
+		t.Close()
 	}
 }
 

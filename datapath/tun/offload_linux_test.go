@@ -351,6 +351,7 @@ func numbers(p []byte) (ns []uint64, large bool) {
 // TestOffloadOfLinux has Linux refuse what wireguard-go makes of several packets: of every protocol, of some, in the
 // middle of a mixed batch. All arrive as they were, each once.
 func TestOffloadOfLinux(t *testing.T) {
+	t.Parallel()
 	if !alone(t) {
 		return
 	}
@@ -497,6 +498,7 @@ func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
 // TestOffloadEndToEnd has Linux refuse large packets while TCP and UDP go from one node to another.
 func TestOffloadEndToEnd(t *testing.T) {
+	t.Parallel()
 	if !alone(t) {
 		return
 	}
@@ -618,6 +620,7 @@ func readMost(t *testing.T, s *space, l *link) (most, packets int) {
 
 // TestPortWithoutIPv6 has a device on a host whose Linux has no IPv6 at all, so that no socket can be made for it.
 func TestPortWithoutIPv6(t *testing.T) {
+	t.Parallel()
 	if !alone(t) {
 		return
 	}
