@@ -333,16 +333,20 @@ func TestAppliedAgain(t *testing.T) {
 	}
 }
 
-// shown is what ip shows of the addresses, routes and rules of a namespace.
+// shown is what ip shows of the addresses, routes and rules of a namespace, once its links have come up.
 func shown(s *space) (all string) {
 	s.t.Helper()
-	time.Sleep(20 * time.Millisecond) // the routes of addresses come after them
-	for _, args := range []string{"-br addr", "route show table all", "-6 route show table all", "rule", "-6 rule"} {
-		out, err := s.run("ip", strings.Fields(args)...)
-		if err != nil {
-			s.t.Fatal(err)
+	within(s.t, 5*time.Second, "the links have come up", func() bool {
+		time.Sleep(10 * time.Millisecond) // the routes of addresses come after them, too
+		all = ""
+		for _, args := range []string{"-br addr", "route show table all", "-6 route show table all", "rule", "-6 rule"} {
+			out, err := s.run("ip", strings.Fields(args)...)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			all += out
 		}
-		all += out
-	}
+		return !strings.Contains(all, "LOWERLAYERDOWN")
+	})
 	return all
 }

@@ -698,6 +698,7 @@ func TestTwo(t *testing.T) {
 // TestCleanup removes all that a device left, and nothing of others.
 func TestCleanup(t *testing.T) {
 	s := newSpace(t)
+	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
 	s.out()
 	dir := folder(t)
 	o := Options{Namespace: s.path, Socket: dir, Sources: SourceLoopback}
@@ -713,6 +714,7 @@ func TestCleanup(t *testing.T) {
 		}
 		return all
 	}
+	within(t, 5*time.Second, "the links have a carrier", func() bool { return !strings.Contains(shown(), "LOWERLAYERDOWN") })
 	before := shown()
 	n := newNode(t, s, "a", addrsA, func(to *Options) { *to = o })
 	n.peer(newKey(t).Public(), datapath.Peer{Prefixes: addrsB})

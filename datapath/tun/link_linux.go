@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
@@ -101,6 +102,10 @@ func (l *link) Close() error {
 	}
 	l.closed = true
 	close(l.events)
+	// A child that another goroutine is about to start has the file, too, until it runs a program of its own. The
+	// interface would be there for as long.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	return l.Device.Close()
 }
 
