@@ -336,6 +336,7 @@ func TestUnderlayComesBack(t *testing.T) {
 	sb.ip("route add 10.0.0.1 dev other0 table 333")
 	p.works("at first")
 	stream := newStream(t, sa, sb, "10.0.0.3")
+	within(t, 20*time.Second, "all handshakes are over", func() bool { return stream.arrived() > 200 })
 
 	veth := slices.DeleteFunc(sa.links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
 	stream.during("IPv4 taken from the underlay, which the others do not need", func() string {

@@ -119,6 +119,7 @@ func TestTwoMeshes(t *testing.T) {
 	}
 	(pair{a: &node{t: t, space: sa}, b: &node{t: t, space: sb}}).works("over the one mesh")
 	stream := newStream(t, sa, sc, "10.1.0.2")
+	within(t, 20*time.Second, "all handshakes are over", func() bool { return stream.arrived() > 200 })
 	stream.during("the other mesh ends, and is back", func() string {
 		const times = 5
 		for range times {
