@@ -133,7 +133,7 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 
 // newLink makes the interface.
 func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
-	held, left, err := t.held(ctx)
+	held, left, err := t.stillHeld(ctx)
 	switch {
 	case held:
 		err = t.taken()

@@ -1,6 +1,7 @@
 package tun
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
@@ -102,10 +103,6 @@ func (l *link) Close() error {
 	}
 	l.closed = true
 	close(l.events)
-	// A child that another goroutine is about to start has the file, too, until it runs a program of its own. The
-	// interface would be there for as long.
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
 	return l.Device.Close()
 }
 
@@ -143,6 +140,18 @@ func check(path string, namespaces bool) error {
 		return fmt.Errorf("%w: entering a network namespace takes CAP_SYS_ADMIN: run as root, or start the program in that namespace (NetworkNamespacePath= of systemd, ip netns exec)", unix.EPERM)
 	}
 	return nil
+}
+
+// stillHeld is held, after a moment in which that may pass: a child that another goroutine is starting has the file
+// of an interface that was closed meanwhile until it runs a program of its own, and keeps it for as long.
+func (t *TUN) stillHeld(ctx context.Context) (held, left bool, err error) {
+	const moment = 200 * time.Millisecond
+	for end := time.Now().Add(moment); ; time.Sleep(5 * time.Millisecond) {
+		held, left, err = t.held(ctx)
+		if !held || err != nil || time.Now().After(end) {
+			return held, left, err
+		}
+	}
 }
 
 // holders names the processes that have a TUN interface of that name, as far as this one may see them:
