@@ -125,7 +125,8 @@ type Host struct {
 }
 
 // Problem is what keeps packets from arriving, or makes them slow, though the device is as it was asked for:
-// something of the host that the driver must not change, or cannot. A driver reports it for as long as it lasts.
+// something of the host that the driver must not change, or cannot. A driver reports it at every reading for as
+// long as it lasts: one that is missing is over.
 type Problem struct {
 	Subject string // the thing, in a few words that stay the same: "mtu", "rp_filter of eth0"; no two of a State have the same
 	Message string // what is wrong, naming values and never a key

@@ -89,7 +89,7 @@ func (m *Model) Do(op Op) error {
 		return nil
 	}
 	if _, ok := op.(RemoveDevice); ok {
-		*m = Model{state: State{Host: s.Host}}
+		*m = Model{state: State{Host: s.Host, Problems: s.Problems}}
 		m.init()
 		return nil
 	}

@@ -413,6 +413,19 @@ func TestPlanDelta(t *testing.T) {
 	})
 }
 
+// What is around a device outlives it.
+func TestModel_RemovedDevice(t *testing.T) {
+	s := state(t, "device key=me port=51820\npeer b 10.2.0.0/24")
+	s.Host, s.Problems = datapath.Host{IPv4: true, Driver: "memory"}, []datapath.Problem{{Subject: "mtu", Message: "too small"}}
+	m := datapath.NewModel(s)
+	if err := m.Do(datapath.RemoveDevice{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.State(); !got.Equal(datapath.State{}) || got.Host != s.Host || !slices.Equal(got.Problems, s.Problems) {
+		t.Errorf("left is %+v", got)
+	}
+}
+
 // The model that the mesh keeps of a device does what the naive device does.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

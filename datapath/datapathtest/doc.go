@@ -7,6 +7,7 @@
 //		})
 //	}
 //
-// A harness names what its datapath lacks, so that a skipped case says why. The package also has the
+// A harness names what its datapath lacks, so that a skipped case says why. Every reading has to name
+// its driver ([datapath.Host]), since people are shown it. The package also has the
 // scenarios of Plan in testdata, in a text form with names in place of keys.
 package datapathtest

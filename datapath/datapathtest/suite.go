@@ -132,6 +132,16 @@ func (d *device) read() datapath.State {
 	if err != nil {
 		d.t.Fatalf("Read: %v", err)
 	}
+	if s.Host.Driver == "" {
+		d.t.Error("host does not say which driver it has")
+	}
+	told := make(map[string]bool, len(s.Problems))
+	for _, p := range s.Problems {
+		if p.Subject == "" || p.Message == "" || told[p.Subject] {
+			d.t.Errorf("problem %+v: without subject or message, or another one has that subject", p)
+		}
+		told[p.Subject] = true
+	}
 	return s
 }
 

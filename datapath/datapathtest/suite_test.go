@@ -148,6 +148,10 @@ var bugs = []bug{
 			return []datapath.Op{o}
 		})},
 	{name: "the port reads as 0", caughtBy: "Create", read: func(s *datapath.State) { s.Device.ListenPort = 0 }},
+	{name: "it does not say what it is", caughtBy: "NoDevice|Create", read: func(s *datapath.State) { s.Host.Driver = "" }},
+	{name: "two problems are about one thing", caughtBy: "NoDevice|Create", read: func(s *datapath.State) {
+		s.Problems = []datapath.Problem{{Subject: "mtu", Message: "too small"}, {Subject: "mtu", Message: "not known"}}
+	}},
 	{name: "routes outlive the device", caughtBy: "RemoveAndCreate|NoDevice|Twice", read: func(s *datapath.State) {
 		if !s.Device.Exists() {
 			s.Routes = map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}}

@@ -10,14 +10,15 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 )
 
 // The link deleted 20 times in a row is back each time as it was, and nothing of those before it is left.
 func TestDeletedAgain(t *testing.T) {
 	n, _ := one(t)
-	n.want.Device.ListenPort = n.read().Device.ListenPort
-	n.sync()
-	want := n.read()
+	n.Want.Device.ListenPort = n.Have().Device.ListenPort
+	n.Sync()
+	want := n.Have()
 	used := func() (goroutines, fds int) {
 		all, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -31,10 +32,10 @@ func TestDeletedAgain(t *testing.T) {
 		case <-n.Changed():
 		default:
 		}
-		n.space.must(func() error { return netlink.LinkDel(n.link()) })
-		notified(t, n.Kernel, "a deletion")
+		n.space.Must(func() error { return netlink.LinkDel(n.link()) })
+		nettest.Notified(t, n.Kernel, "a deletion")
 		n.mended(fmt.Sprintf("deletion %d", i+1))
-		if got := n.read(); !got.Equal(want) {
+		if got := n.Have(); !got.Equal(want) {
 			t.Fatalf("deleted %d times, it is\n%+v\nwant\n%+v", i+1, got, want)
 		}
 	}

@@ -545,8 +545,15 @@ func brief(s prefixes.Set) string {
 
 func (a *apply) setDevice(ctx context.Context, o datapath.SetDevice) error {
 	k, d := a.k, o.Device
-	if d.MTU != 0 && (d.MTU < MinMTU || d.MTU > MaxMTU) {
-		return a.unless(ctx, fmt.Errorf("MTU %d: outside %d, which IPv6 needs, to %d", d.MTU, MinMTU, MaxMTU))
+	if d.MTU != 0 {
+		if err := hostnet.CheckMTU(d.MTU); err != nil {
+			return a.unless(ctx, err)
+		}
+	}
+	if d.Mark != 0 {
+		if _, err := k.host.Mark(d.Mark); err != nil {
+			return a.unless(ctx, err)
+		}
 	}
 	err := a.find(ctx)
 	if err != nil && !errors.Is(err, datapath.ErrNoDevice) {
@@ -591,7 +598,7 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 		if !created {
 			return a.unless(ctx, err)
 		}
-		if back := k.host.Remove(context.WithoutCancel(ctx)); back != nil {
+		if back := k.host.RemoveLink(context.WithoutCancel(ctx)); back != nil {
 			err = fmt.Errorf("%w; and removing what was created: %w", err, back)
 		}
 		k.model, a.found = nil, false
@@ -602,15 +609,24 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 	if err != nil {
 		return fail(err)
 	}
+	if policy := k.opts.Routing == RoutingPolicy; o.Device.Mark == 0 && (policy && !k.host.Apart(have.Device.Mark) || !policy && have.Device.Mark == 0) {
+		if o.Device.Mark, err = k.host.Mark(0); err != nil {
+			return fail(err)
+		}
+	}
 	if err := a.configure(o, have.Device); err != nil {
 		return fail(err)
 	}
-	k.mtu, k.choose = d.MTU, d.MTU == 0
+	k.mtu.Ask(d.MTU, true)
 	hs, err := k.host.Read(ctx)
 	if err != nil {
 		return fail(err)
 	}
-	mtu := k.rightMTU(hs)
+	there := hs.Link.MTU
+	if created {
+		there = 0
+	}
+	mtu := k.mtu.Right(hs.Host, there)
 	// Only now are there sockets, and maybe none for that port.
 	if err := k.host.Up(ctx, mtu); err != nil {
 		return fail(wrap(fmt.Sprintf("bringing %s up", l.Name), err))
@@ -660,8 +676,8 @@ func (a *apply) changeDevice(ctx context.Context, o datapath.SetDevice) error {
 		return err
 	}
 	a.device = &o
+	k.mtu.Ask(o.Device.MTU, false)
 	if o.Device.MTU != 0 {
-		k.mtu, k.choose = o.Device.MTU, false
 		l, err := k.host.Link(ctx)
 		if err == nil && l.MTU != o.Device.MTU {
 			err = k.host.Up(ctx, o.Device.MTU)

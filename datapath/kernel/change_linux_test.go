@@ -21,6 +21,7 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -29,32 +30,32 @@ import (
 func one(t testing.TB) (*node, key.Public) {
 	t.Helper()
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	n := newNode(t, s, "one", "10.0.0.1", "fd00::1")
-	k := newKey(t).Public()
-	n.peer(k, datapath.Peer{Endpoint: netip.MustParseAddrPort("192.0.2.99:51820"), Keepalive: 25 * time.Second, Prefixes: set("10.2.0.0/24", "fd00:2::/64")})
+	k := nettest.NewKey(t).Public()
+	n.Peer(k, datapath.Peer{Endpoint: netip.MustParseAddrPort("192.0.2.99:51820"), Keepalive: 25 * time.Second, Prefixes: set("10.2.0.0/24", "fd00:2::/64")})
 	return n, k
 }
 
 // mended brings n to what it shall be, as often as it takes, within 2 s from a change.
 func (n *node) mended(what string) {
-	n.t.Helper()
-	took := within(n.t, 5*time.Second, what+" is repaired", func() bool {
-		err := datapath.Sync(n.t.Context(), n.Kernel, n.want)
+	n.T.Helper()
+	took := nettest.Within(n.T, 5*time.Second, what+" is repaired", func() bool {
+		err := datapath.Sync(n.T.Context(), n.Kernel, n.Want)
 		if err != nil {
-			n.t.Logf("%s: not yet: %v", what, err)
+			n.T.Logf("%s: not yet: %v", what, err)
 		}
 		name := ""
-		for _, l := range n.space.links() {
+		for _, l := range n.space.Links() {
 			if l == DefaultInterface {
 				name = l
 			}
 		}
 		return err == nil && name != ""
 	})
-	n.t.Logf("%s: repaired in %v", what, took.Round(time.Millisecond))
-	if ops := datapath.Plan(n.want, n.read()); len(ops) > 0 {
-		n.t.Errorf("%s: still to do: %v", what, ops)
+	n.T.Logf("%s: repaired in %v", what, took.Round(time.Millisecond))
+	if ops := datapath.Plan(n.Want, n.Have()); len(ops) > 0 {
+		n.T.Errorf("%s: still to do: %v", what, ops)
 	}
 }
 
@@ -64,7 +65,7 @@ func TestOutsiders(t *testing.T) {
 	n, k := one(t)
 	name := DefaultInterface
 	pk := func(k key.Public) wgtypes.Key { return wgtypes.Key(k.Bytes()) }
-	other := newKey(t)
+	other := nettest.NewKey(t)
 	otherBytes := wgtypes.Key(other.Bytes())
 	port, mark := 50001, 77
 	_, more, _ := net.ParseCIDR("10.77.0.0/24")
@@ -86,10 +87,10 @@ func TestOutsiders(t *testing.T) {
 		{"the port changed", func() error { return n.space.wgctrl(name, wgtypes.Config{ListenPort: &port}) }},
 		{"the mark changed", func() error { return n.space.wgctrl(name, wgtypes.Config{FirewallMark: &mark}) }},
 		{"an address removed", func() error {
-			return n.space.in(func() error { a, _ := netlink.ParseAddr("10.0.0.1/32"); return netlink.AddrDel(n.link(), a) })
+			return n.space.In(func() error { a, _ := netlink.ParseAddr("10.0.0.1/32"); return netlink.AddrDel(n.link(), a) })
 		}},
 		{"a route removed", func() error {
-			return n.space.in(func() error {
+			return n.space.In(func() error {
 				rs, err := netlink.RouteList(n.link(), netlink.FAMILY_V4)
 				for _, r := range rs {
 					err = errors.Join(err, netlink.RouteDel(&r))
@@ -97,28 +98,28 @@ func TestOutsiders(t *testing.T) {
 				return err
 			})
 		}},
-		{"the link taken down", func() error { return n.space.in(func() error { return netlink.LinkSetDown(n.link()) }) }},
+		{"the link taken down", func() error { return n.space.In(func() error { return netlink.LinkSetDown(n.link()) }) }},
 		{"the link renamed", func() error {
-			return n.space.in(func() error {
+			return n.space.In(func() error {
 				l := n.link()
 				return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "stolen0"), netlink.LinkSetUp(l))
 			})
 		}},
-		{"the link deleted", func() error { return n.space.in(func() error { return netlink.LinkDel(n.link()) }) }},
+		{"the link deleted", func() error { return n.space.In(func() error { return netlink.LinkDel(n.link()) }) }},
 	} {
-		n.want.Device.ListenPort = n.read().Device.ListenPort
+		n.Want.Device.ListenPort = n.Have().Device.ListenPort
 		if c.what == "the mark changed" {
-			n.want.Device.Mark = 5
-			n.sync()
+			n.Want.Device.Mark = 5
+			n.Sync()
 		}
-		quiet(n.Kernel)
+		nettest.Quiet(n.Kernel)
 		if err := c.do(); err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		notified(t, n.Kernel, c.what)
+		nettest.Notified(t, n.Kernel, c.what)
 		n.mended(c.what)
 	}
-	if links := n.space.links(); !slices.Contains(links, name) || slices.Contains(links, "stolen0") || slices.ContainsFunc(links, func(s string) bool { return strings.HasPrefix(s, "wrn") }) {
+	if links := n.space.Links(); !slices.Contains(links, name) || slices.Contains(links, "stolen0") || slices.ContainsFunc(links, func(s string) bool { return strings.HasPrefix(s, "wrn") }) {
 		t.Errorf("links are %v", links)
 	}
 }
@@ -145,7 +146,7 @@ func TestChangedOfHost(t *testing.T) {
 			attrs.Name = "more"
 			return netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
 		}},
-		{"an address", func() error { return address(out(), "198.51.100.1/24") }},
+		{"an address", func() error { return nettest.AddAddress(out(), "198.51.100.1/24") }},
 		{"a default route", func() error {
 			_, all, _ := net.ParseCIDR("0.0.0.0/0")
 			return netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.ParseIP("192.0.2.1"), LinkIndex: out().Attrs().Index})
@@ -161,13 +162,13 @@ func TestChangedOfHost(t *testing.T) {
 			return netlink.RuleAdd(r)
 		}},
 	} {
-		quiet(n.Kernel)
-		if err := n.space.in(c.do); err != nil {
+		nettest.Quiet(n.Kernel)
+		if err := n.space.In(c.do); err != nil {
 			t.Fatalf("%s: %v", c.what, err)
 		}
-		notified(t, n.Kernel, c.what)
+		nettest.Notified(t, n.Kernel, c.what)
 	}
-	if h := n.read().Host; !h.IPv4 || !h.Connected.OverlapsPrefix(netip.MustParsePrefix("198.51.100.0/24")) || h.Underlay != datapath.UnderlayShared {
+	if h := n.Have().Host; !h.IPv4 || !h.Connected.OverlapsPrefix(netip.MustParsePrefix("198.51.100.0/24")) || h.Underlay != datapath.UnderlayShared {
 		t.Errorf("host is %+v", h)
 	}
 }
@@ -175,8 +176,8 @@ func TestChangedOfHost(t *testing.T) {
 // A link that a mesh did not make is left as it is, and the error says whose it is.
 func TestForeignLink(t *testing.T) {
 	s := newSpace(t)
-	s.out()
-	s.must(func() error {
+	s.Out()
+	s.Must(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = DefaultInterface
 		return errors.Join(netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}), netlink.LinkSetAlias(&netlink.Wireguard{LinkAttrs: attrs}, "the VPN of somebody else"))
@@ -185,7 +186,7 @@ func TestForeignLink(t *testing.T) {
 	if st, err := k.Read(t.Context()); err != nil || st.Device.Exists() {
 		t.Errorf("Read: %v, %v", st.Device, err)
 	}
-	err := k.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: newKey(t)}})
+	err := k.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}})
 	var foreign *hostnet.ForeignError
 	if !errors.As(err, &foreign) || !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(err.Error(), "the VPN of somebody else") {
 		t.Errorf("a foreign link: %v", err)
@@ -194,7 +195,7 @@ func TestForeignLink(t *testing.T) {
 		t.Logf("removing: %v", err)
 	}
 	k.Close() // or Cleanup is refused for that, and does not come to the link
-	if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
+	if err := Cleanup(t.Context(), Options{Namespace: s.Path}); err != nil {
 		t.Errorf("cleaning up where nothing is ours: %v", err)
 	}
 	d, err := s.device(DefaultInterface)
@@ -219,7 +220,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("MTU %d: %v", mtu, err)
 		}
 	}
-	if got := n.read(); got.Device.MTU < 1280 || got.Addrs != n.want.Addrs {
+	if got := n.Have(); got.Device.MTU < 1280 || got.Addrs != n.Want.Addrs {
 		t.Errorf("refused MTUs left %+v with %v", got.Device, got.Addrs)
 	}
 	// An address that another link has, a route that is somebody else's: an error for each, and the rest done.
@@ -227,7 +228,7 @@ func TestBadInput(t *testing.T) {
 	if failures(err) != 1 || !strings.Contains(err.Error(), "192.0.2.9") || !strings.Contains(err.Error(), "out") {
 		t.Errorf("an address of another link: %v", err)
 	}
-	if !n.read().Addrs.Has(netip.MustParsePrefix("10.0.0.7/32")) {
+	if !n.Have().Addrs.Has(netip.MustParsePrefix("10.0.0.7/32")) {
 		t.Error("the other address is missing")
 	}
 }
@@ -236,7 +237,7 @@ func TestBadInput(t *testing.T) {
 func TestMTU(t *testing.T) {
 	n, _ := one(t)
 	set := func(link string, mtu int) {
-		n.space.must(func() error {
+		n.space.Must(func() error {
 			l, err := netlink.LinkByName(link)
 			if err != nil {
 				return err
@@ -248,26 +249,26 @@ func TestMTU(t *testing.T) {
 		link      string
 		mtu, want int
 	}{{DefaultInterface, 1500, 1420}, {DefaultInterface, 1200, 1420}, {"out", 1400, 1320}, {"out", 1300, 1280}, {"out", 9000, 8920}, {"out", 1500, 1420}} {
-		quiet(n.Kernel)
+		nettest.Quiet(n.Kernel)
 		set(c.link, c.mtu)
-		notified(t, n.Kernel, "an MTU")
-		within(t, 5*time.Second, fmt.Sprintf("the device has MTU %d", c.want), func() bool {
-			return datapath.Sync(t.Context(), n.Kernel, n.want) == nil && n.read().Device.MTU == c.want
+		nettest.Notified(t, n.Kernel, "an MTU")
+		nettest.Within(t, 5*time.Second, fmt.Sprintf("the device has MTU %d", c.want), func() bool {
+			return datapath.Sync(t.Context(), n.Kernel, n.Want) == nil && n.Have().Device.MTU == c.want
 		})
-		if ops := datapath.Plan(n.want, n.read()); len(ops) > 0 {
+		if ops := datapath.Plan(n.Want, n.Have()); len(ops) > 0 {
 			t.Errorf("%s at %d: still to do: %v", c.link, c.mtu, ops)
 		}
 	}
 	// One that was asked for stays.
-	n.want.Device.MTU = 1300
-	n.sync()
+	n.Want.Device.MTU = 1300
+	n.Sync()
 	set("out", 9000)
 	time.Sleep(1500 * time.Millisecond)
-	if got := n.read().Device.MTU; got != 1300 {
+	if got := n.Have().Device.MTU; got != 1300 {
 		t.Errorf("MTU %d, asked for was 1300", got)
 	}
 	set(DefaultInterface, 1400)
-	within(t, 5*time.Second, "what was asked for is back", func() bool { return n.read().Device.MTU == 1300 })
+	nettest.Within(t, 5*time.Second, "what was asked for is back", func() bool { return n.Have().Device.MTU == 1300 })
 }
 
 // A process that finds its link down, or filtered strictly, brings that right and writes nothing else.
@@ -280,20 +281,20 @@ func TestRestartOfWhatIsNotReady(t *testing.T) {
 			return os.WriteFile("/proc/sys/net/ipv4/conf/"+DefaultInterface+"/rp_filter", []byte("1"), 0)
 		},
 	} {
-		n.space.must(spoil)
+		n.space.Must(spoil)
 		k := n.space.kernel(t)
 		got, err := k.Read(t.Context())
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		for _, op := range datapath.Plan(n.want, got) {
+		for _, op := range datapath.Plan(n.Want, got) {
 			switch op.(type) {
 			case datapath.AddAddrs, datapath.AddRoutes: // which went with the link
 			default:
 				t.Errorf("%s: a new process plans %v", what, op)
 			}
 		}
-		if err := datapath.Sync(t.Context(), k, n.want); err != nil {
+		if err := datapath.Sync(t.Context(), k, n.Want); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if k.conn.written != 0 {
@@ -306,14 +307,14 @@ func TestRestartOfWhatIsNotReady(t *testing.T) {
 // With IPv6 disabled the device works over IPv4, and what is IPv6 is reported.
 func TestWithoutIPv6(t *testing.T) {
 	s := newSpace(t)
-	s.out()
-	s.sysctl("net/ipv6/conf/all/disable_ipv6", "1")
-	s.sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+	s.Out()
+	s.Sysctl("net/ipv6/conf/all/disable_ipv6", "1")
+	s.Sysctl("net/ipv6/conf/default/disable_ipv6", "1")
 	k := s.kernel(t)
 	want := datapath.State{
-		Device: datapath.Device{Key: newKey(t)}, Addrs: set("10.0.0.1", "fd00::1"),
+		Device: datapath.Device{Key: nettest.NewKey(t)}, Addrs: set("10.0.0.1", "fd00::1"),
 		Routes: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}, netip.MustParsePrefix("fd00:2::/64"): {}},
-		Peers:  map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: set("10.2.0.0/24", "fd00:2::/64")}},
+		Peers:  map[key.Public]datapath.Peer{nettest.NewKey(t).Public(): {Prefixes: set("10.2.0.0/24", "fd00:2::/64")}},
 	}
 	err := k.Apply(t.Context(), datapath.Plan(want, datapath.State{})...)
 	if !errors.Is(err, hostnet.ErrFamily) || failures(err) != 2 {
@@ -323,14 +324,14 @@ func TestWithoutIPv6(t *testing.T) {
 	if err != nil || got.Addrs != set("10.0.0.1") || len(got.Routes) != 1 || got.Host.IPv6 {
 		t.Errorf("device has %v, %v, host %+v: %v", got.Addrs, got.Routes, got.Host, err)
 	}
-	s.sysctl("net/ipv6/conf/all/disable_ipv6", "0")
-	within(t, 5*time.Second, "IPv6 comes with it", func() bool { return datapath.Sync(t.Context(), k, want) == nil })
+	s.Sysctl("net/ipv6/conf/all/disable_ipv6", "0")
+	nettest.Within(t, 5*time.Second, "IPv6 comes with it", func() bool { return datapath.Sync(t.Context(), k, want) == nil })
 }
 
 // Where others rewrite the device as fast as they can, a reading is whole or an error, never a part.
 func TestReadUnderChurn(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	n := newNode(t, s, "one", "10.0.0.1")
 	const peers = 300 // several messages
 	var ops []datapath.Op
@@ -339,12 +340,12 @@ func TestReadUnderChurn(t *testing.T) {
 		for j := range 8 {
 			ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(j * 32)}), 27))
 		}
-		ops = append(ops, datapath.PutPeer{Key: newKey(t).Public(), Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
+		ops = append(ops, datapath.PutPeer{Key: nettest.NewKey(t).Public(), Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
 	}
-	n.apply(ops...)
+	n.Do(ops...)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	churn := wgtypes.Key(newKey(t).Public().Bytes())
+	churn := wgtypes.Key(nettest.NewKey(t).Public().Bytes())
 	wg.Go(func() {
 		_, p, _ := net.ParseCIDR("10.99.0.0/24")
 		c := wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: churn, AllowedIPs: []net.IPNet{*p}}}}
@@ -406,9 +407,9 @@ func TestNoBufferSpace(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ops []datapath.Op
-	want := n.read()
+	want := n.Have()
 	for i := range 200 {
-		p := datapath.PutPeer{Key: newKey(t).Public(), Peer: datapath.Peer{Prefixes: prefixes.Must(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 3, byte(i)}), 24))}}
+		p := datapath.PutPeer{Key: nettest.NewKey(t).Public(), Peer: datapath.Peer{Prefixes: prefixes.Must(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 3, byte(i)}), 24))}}
 		want.Peers[p.Key] = p.Peer
 		ops = append(ops, p)
 	}
@@ -421,7 +422,7 @@ func TestNoBufferSpace(t *testing.T) {
 	if err := datapath.Sync(t.Context(), n.Kernel, want); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
-	if left := datapath.Plan(want, n.read()); len(left) > 0 {
+	if left := datapath.Plan(want, n.Have()); len(left) > 0 {
 		t.Errorf("%d ops are left", len(left))
 	}
 }
@@ -431,8 +432,8 @@ func TestCleanup(t *testing.T) {
 	_, _ = n.RemovesPrefixes(t.Context())
 	// Not while it is in use; nor does another one get it.
 	before := n.space.raw()
-	err := Cleanup(t.Context(), Options{Namespace: n.space.path})
-	k, err2 := New(Options{Namespace: n.space.path})
+	err := Cleanup(t.Context(), Options{Namespace: n.space.Path})
+	k, err2 := New(Options{Namespace: n.space.Path})
 	if err2 == nil {
 		k.Close()
 	}
@@ -445,10 +446,10 @@ func TestCleanup(t *testing.T) {
 	n.space.kernel(t, func(o *Options) { o.Interface = "another" }).Close()
 	n.Close()
 	for range 2 {
-		if err := Cleanup(t.Context(), Options{Namespace: n.space.path}); err != nil {
+		if err := Cleanup(t.Context(), Options{Namespace: n.space.Path}); err != nil {
 			t.Errorf("Cleanup: %v", err)
 		}
-		if links := n.space.links(); !slices.Equal(links, []string{"lo", "out"}) {
+		if links := n.space.Links(); !slices.Equal(links, []string{"lo", "out"}) {
 			t.Errorf("links are %v", links)
 		}
 	}
@@ -458,7 +459,7 @@ func TestCleanup(t *testing.T) {
 func TestProbeLeftBehind(t *testing.T) {
 	s := newSpace(t)
 	leave := func() {
-		s.must(func() error {
+		s.Must(func() error {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = probeName(DefaultInterface)
 			return netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
@@ -473,15 +474,15 @@ func TestProbeLeftBehind(t *testing.T) {
 	if second, err := k.probe(t.Context()); err != nil || first != second {
 		t.Errorf("probed %t, then %t: %v", first, second, err)
 	}
-	if links := s.links(); !slices.Equal(links, []string{"lo"}) {
+	if links := s.Links(); !slices.Equal(links, []string{"lo"}) {
 		t.Errorf("a probe leaves %v", links)
 	}
 	k.Close()
 	leave()
-	if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
+	if err := Cleanup(t.Context(), Options{Namespace: s.Path}); err != nil {
 		t.Error(err)
 	}
-	if links := s.links(); !slices.Equal(links, []string{"lo"}) {
+	if links := s.Links(); !slices.Equal(links, []string{"lo"}) {
 		t.Errorf("Cleanup leaves %v", links)
 	}
 }
@@ -489,14 +490,14 @@ func TestProbeLeftBehind(t *testing.T) {
 // Nothing secret is in what is logged, at any level.
 func TestLogHasNoKeys(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	var b lockedBuffer
 	k := s.kernel(t, func(o *Options) {
 		o.Logger = slog.New(slog.NewJSONHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
-	private, psk := newKey(t), newPreshared(t)
+	private, psk := nettest.NewKey(t), nettest.NewPreshared(t)
 	err := k.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: private}},
-		datapath.PutPeer{Key: newKey(t).Public(), Peer: datapath.Peer{Preshared: psk, Prefixes: set("10.2.0.0/24")}},
+		datapath.PutPeer{Key: nettest.NewKey(t).Public(), Peer: datapath.Peer{Preshared: psk, Prefixes: set("10.2.0.0/24")}},
 		datapath.PutPeer{Key: private.Public(), Peer: datapath.Peer{Preshared: psk}})
 	text := b.String() + fmt.Sprintf("%v %+v", err, err)
 	for _, secret := range []string{private.Base64(), psk.Base64()} {
@@ -524,9 +525,9 @@ var _ io.Writer = (*lockedBuffer)(nil)
 func TestThousandsOfPeers(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	n := newNode(t, s, "one", "10.0.0.1", "fd00::1")
-	n.want.Addrs = set("10.0.0.1", "fd00::1")
+	n.Want.Addrs = set("10.0.0.1", "fd00::1")
 	const peers = 5000
 	var last key.Public
 	for i := range peers {
@@ -534,14 +535,14 @@ func TestThousandsOfPeers(t *testing.T) {
 		p := datapath.Peer{Prefixes: prefixes.Must(
 			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1 + byte(i>>8), byte(i)}), 24),
 			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, byte(i >> 8), byte(i)}), 64))}
-		n.want.Peers[last] = p
+		n.Want.Peers[last] = p
 		for q := range p.Prefixes.All() {
-			n.want.Routes[q] = netip.Addr{}
+			n.Want.Routes[q] = netip.Addr{}
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	begun := time.Now()
-	ops := datapath.Plan(n.want, n.read())
+	ops := datapath.Plan(n.Want, n.Have())
 	t.Logf("planned: %d ops in %v", len(ops), time.Since(begun).Round(time.Millisecond))
 	// The failure: the time is up somewhere in the middle.
 	n.onWrite = func() {
@@ -552,7 +553,7 @@ func TestThousandsOfPeers(t *testing.T) {
 	begun = time.Now()
 	err := n.Apply(ctx, ops...)
 	n.onWrite = nil
-	half := n.read()
+	half := n.Have()
 	t.Logf("stopped in the middle: %d peers, %d routes and %d failures after %v", len(half.Peers), len(half.Routes), failures(err), time.Since(begun).Round(time.Millisecond))
 	if !errors.Is(err, context.Canceled) || len(half.Peers) == 0 || len(half.Peers) == peers {
 		t.Errorf("%d peers, %d failures", len(half.Peers), failures(err))
@@ -568,31 +569,31 @@ func TestThousandsOfPeers(t *testing.T) {
 	}
 	n.conn.written = 0
 	begun = time.Now()
-	err = datapath.Sync(t.Context(), n.Kernel, n.want)
+	err = datapath.Sync(t.Context(), n.Kernel, n.Want)
 	n.conn.before = nil
 	t.Logf("refused in the middle: %d messages, %d failures, %v", n.conn.written, failures(err), time.Since(begun).Round(time.Millisecond))
 	if !errors.Is(err, unix.ENOMEM) || refused != 30 {
 		t.Errorf("%d refused: %v", refused, failures(err))
 	}
-	if ops := datapath.Plan(n.want, n.read()); len(ops) == 0 || len(ops) > 3*refused {
+	if ops := datapath.Plan(n.Want, n.Have()); len(ops) == 0 || len(ops) > 3*refused {
 		t.Errorf("%d ops are left after %d refusals", len(ops), refused)
 	}
 	n.conn.written = 0
 	begun = time.Now()
-	n.sync()
+	n.Sync()
 	t.Logf("the rest: %d messages, %v", n.conn.written, time.Since(begun).Round(time.Millisecond))
 	begun = time.Now()
-	got := n.read()
+	got := n.Have()
 	t.Logf("read in %v", time.Since(begun).Round(time.Millisecond))
-	if ops := datapath.Plan(n.want, got); len(ops) > 0 {
+	if ops := datapath.Plan(n.Want, got); len(ops) > 0 {
 		t.Errorf("%d ops are left", len(ops))
 	}
 	n.conn.written, n.conn.changes = 0, 0
-	p := n.want.Peers[last]
+	p := n.Want.Peers[last]
 	p.Keepalive = 25 * time.Second
-	n.want.Peers[last] = p
+	n.Want.Peers[last] = p
 	begun = time.Now()
-	n.apply(datapath.Plan(n.want, got)...)
+	n.Do(datapath.Plan(n.Want, got)...)
 	t.Logf("one change: %d messages, %d peers, %v", n.conn.written, n.conn.changes, time.Since(begun).Round(time.Millisecond))
 	if n.conn.written != 1 || n.conn.changes != 1 {
 		t.Errorf("%d messages about %d peers for one change", n.conn.written, n.conn.changes)

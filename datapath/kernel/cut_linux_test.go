@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
 // raw is all of a namespace that a mesh may change, as lines: links, addresses, routes of all tables, rules.
 func (s *space) raw() (lines []string) {
-	s.t.Helper()
-	s.must(func() error {
+	s.T.Helper()
+	s.Must(func() error {
 		ls, err := netlink.LinkList()
 		if err != nil {
 			return err
@@ -64,14 +65,14 @@ func (s *space) raw() (lines []string) {
 
 // becomes waits until the namespace is as it should be: IPv6 takes a moment over some of its routes.
 func (s *space) becomes(what string, want []string) {
-	s.t.Helper()
+	s.T.Helper()
 	var d string
 	for end := time.Now().Add(3 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if d = cmp.Diff(want, s.raw()); d == "" {
 			return
 		}
 		if time.Now().After(end) {
-			s.t.Fatalf("%s:\n%s", what, d)
+			s.T.Fatalf("%s:\n%s", what, d)
 		}
 	}
 }
@@ -98,10 +99,10 @@ func (k *Kernel) killAt(n int) (asked *int) {
 func TestCut(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	before := s.raw()
-	a, b, c := newKey(t).Public(), newKey(t).Public(), newKey(t).Public()
-	private, psk := newKey(t), newPreshared(t)
+	a, b, c := nettest.NewKey(t).Public(), nettest.NewKey(t).Public(), nettest.NewKey(t).Public()
+	private, psk := nettest.NewKey(t), nettest.NewPreshared(t)
 	at := netip.MustParseAddrPort("192.0.2.77:51820")
 	hint := netip.MustParseAddr("10.0.0.1")
 	one := datapath.State{
@@ -134,7 +135,7 @@ func TestCut(t *testing.T) {
 	}
 	clean := func(what string) {
 		t.Helper()
-		if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
+		if err := Cleanup(t.Context(), Options{Namespace: s.Path}); err != nil {
 			t.Fatalf("%s, cleaned up: %v", what, err)
 		}
 		s.becomes(what+", cleaned up", before)
@@ -208,14 +209,14 @@ func TestDropsAreCheap(t *testing.T) {
 	for i := range 50 {
 		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, byte(i)}), 24))
 	}
-	n.apply(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
+	n.Do(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
 	time.Sleep(second + 200*time.Millisecond) // for the greeting
 	n.op.Lock()
 	n.conn.written = 0
 	n.op.Unlock()
 	for i, p := range ps {
-		n.apply(datapath.DropPrefixes{Key: k, Prefixes: prefixes.Must(p)})
-		if got := n.read(); len(got.Peers) != 1 || got.Peers[k].Prefixes.Len() != 2+len(ps)-i-1 {
+		n.Do(datapath.DropPrefixes{Key: k, Prefixes: prefixes.Must(p)})
+		if got := n.Have(); len(got.Peers) != 1 || got.Peers[k].Prefixes.Len() != 2+len(ps)-i-1 {
 			t.Fatalf("after %d drops there are %d peers, and %d prefixes", i+1, len(got.Peers), got.Peers[k].Prefixes.Len())
 		}
 	}
@@ -226,14 +227,14 @@ func TestDropsAreCheap(t *testing.T) {
 	if err != nil || len(d.Peers) > 2 {
 		t.Errorf("%d peers on the device, %v", len(d.Peers), err)
 	}
-	took := within(t, 10*time.Second, "only the peer is left", func() bool {
+	took := nettest.Within(t, 10*time.Second, "only the peer is left", func() bool {
 		d, err := n.space.device(DefaultInterface)
 		return err == nil && len(d.Peers) == 1
 	})
 	t.Logf("the peer that nobody is was gone %v after the last drop", took.Round(time.Millisecond))
 
 	// What the driver leaves at Close is the peers alone.
-	n.apply(datapath.DropPrefixes{Key: k, Prefixes: set("10.2.0.0/24")})
+	n.Do(datapath.DropPrefixes{Key: k, Prefixes: set("10.2.0.0/24")})
 	n.Close()
 	if d, err := n.space.device(DefaultInterface); err != nil || len(d.Peers) != 1 {
 		t.Errorf("%d peers after Close, %v", len(d.Peers), err)
@@ -248,7 +249,7 @@ func TestDropThatFails(t *testing.T) {
 	for i := range 30 {
 		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4, byte(i)}), 24))
 	}
-	n.apply(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
+	n.Do(datapath.PutPeer{Key: k, Peer: datapath.Peer{Prefixes: prefixes.Must(ps...)}})
 	time.Sleep(second + 200*time.Millisecond) // for the greeting
 	var failing atomic.Bool
 	failing.Store(true)
@@ -265,12 +266,12 @@ func TestDropThatFails(t *testing.T) {
 	if err := n.Apply(t.Context(), datapath.DropPrefixes{Key: k, Prefixes: prefixes.Must(ps...)}); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("a drop that failed: %v", err)
 	}
-	if ops := datapath.Plan(n.want, n.read()); len(ops) == 0 {
+	if ops := datapath.Plan(n.Want, n.Have()); len(ops) == 0 {
 		t.Error("nothing is left to do")
 	}
 	failing.Store(false)
-	n.sync()
-	within(t, 10*time.Second, "only the peer is left, with its own prefixes", func() bool {
+	n.Sync()
+	nettest.Within(t, 10*time.Second, "only the peer is left, with its own prefixes", func() bool {
 		d, err := n.space.device(DefaultInterface)
 		return err == nil && len(d.Peers) == 1 && len(d.Peers[0].AllowedIPs) == 2
 	})

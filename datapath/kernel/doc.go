@@ -14,6 +14,16 @@
 //
 // A list that changed while Linux wrote it is read again: no decision rests on half of one.
 //
+// # Routing
+//
+// With RoutingMain, the routes are in the main table, and what has an endpoint of a peer inside is refused by the
+// mesh. With RoutingPolicy they are in one of their own, and encrypted packets are marked and never looked up there: a
+// default route may lead into the device. Options.Guard then says what must not leave by another way. Rules and
+// guards that other programs remove are put back within milliseconds, at most four at once and two a second from then on.
+//
+// Where the host forwards, TCP connections into the device and out of it get segments that fit, by a table of
+// nftables. Forwarding itself is turned on by Options.Forward alone.
+//
 // # Who else touches it
 //
 // Changed reports what others do to links, addresses, routes and rules as it happens. Linux tells nobody

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,101 +18,44 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/datapath/netstack"
 )
-
-// run runs a program in the namespace, with text as its input.
-func (s *space) run(input string, command string) {
-	s.t.Helper()
-	s.must(func() error {
-		words := strings.Fields(command)
-		cmd := exec.Command(words[0], words[1:]...)
-		cmd.Stdin = strings.NewReader(input)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", command, err, out)
-		}
-		return nil
-	})
-}
 
 // The kernel and the in-process datapath as peers of a device that was configured by hand with ip and wg.
 func TestTrafficWithWG(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"ip", "wg"} {
-		if _, err := exec.LookPath(program); err != nil {
-			if os.Getenv("WARREN_VMRUN") != "" && os.Getenv("CI") == "true" {
-				t.Fatalf("vmrun is to take %s along (-with ip,wg): %v", program, err)
-			}
-			t.Skipf("vmrun is to take %s along (-with ip,wg): %v", program, err)
-		}
+		nettest.NeedProgram(t, program)
 	}
-	for _, c := range []struct {
-		name string
-		psk  bool
-		v6   bool
-	}{{"IPv4", false, false}, {"IPv4Preshared", true, false}, {"IPv6", false, true}, {"IPv6Preshared", true, true}} {
-		t.Run(c.name, func(t *testing.T) {
-			sa, sb := newSpace(t), newSpace(t)
-			wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
-			addrA, addrB := wire4a, wire4b
-			if c.v6 {
-				addrA, addrB = wire6a, wire6b
-			}
+	for _, o := range nettest.Outers {
+		t.Run(o.Name, func(t *testing.T) {
+			sa, sb := wired(t)
+			psk := o.Key(t)
+			addrA, addrB := o.Addrs()
 			a := newNode(t, sa, "a", "10.0.0.1", "fd00::1")
-			third, err := netstack.New(netstack.Options{})
+			stack, err := netstack.New(netstack.Options{Bind: sa.Bind})
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer third.Close()
-			thirdKey := newKey(t)
-			ctx, cancel := background(time.Minute)
-			defer cancel()
-			sa.must(func() error { return third.Apply(ctx, datapath.SetDevice{Device: datapath.Device{Key: thirdKey}}) })
-			ts, err := third.Read(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			defer stack.Close()
+			third := nettest.NewNode(t, "third", stack, set("10.0.0.3", "fd00::3"))
 
-			private := newKey(t)
-			var psk key.Preshared
-			line := ""
-			if c.psk {
-				psk = newPreshared(t)
-				line = "PresharedKey = " + psk.Base64() + "\n"
+			f := nettest.NewForeign(t, sb.Space, "", set("10.0.0.2", "fd00::2"))
+			b := datapath.Peer{
+				Endpoint:  netip.AddrPortFrom(netip.MustParseAddr(addrB), f.Port),
+				Preshared: psk, Prefixes: set("10.0.0.2", "fd00::2"),
 			}
-			const port = 40000
-			sb.run("", "ip link add wg0 type wireguard")
-			sb.run(fmt.Sprintf("[Interface]\nPrivateKey = %s\nListenPort = %d\n"+
-				"[Peer]\nPublicKey = %v\n%sEndpoint = %s\nAllowedIPs = 10.0.0.1/32, fd00::1/128\n"+
-				"[Peer]\nPublicKey = %v\n%sEndpoint = %s\nAllowedIPs = 10.0.0.3/32, fd00::3/128\n",
-				private.Base64(), port,
-				a.public(), line, net.JoinHostPort(addrA, fmt.Sprint(a.read().Device.ListenPort)),
-				thirdKey.Public(), line, net.JoinHostPort(addrA, fmt.Sprint(ts.Device.ListenPort))),
-				"wg setconf wg0 /dev/stdin")
-			for _, command := range []string{"ip addr add 10.0.0.2/24 dev wg0", "ip addr add fd00::2/64 dev wg0 nodad", "ip link set wg0 up"} {
-				sb.run("", command)
+			for _, n := range []*nettest.Node{a.Node, third} {
+				f.Peer(n.Public(), datapath.Peer{Endpoint: n.At(addrA), Preshared: psk, Prefixes: n.Want.Addrs})
+				n.Peer(f.Public(), b)
 			}
-
-			b := datapath.Peer{Endpoint: netip.AddrPortFrom(netip.MustParseAddr(addrB), port), Preshared: psk, Prefixes: set("10.0.0.2", "fd00::2")}
-			a.peer(private.Public(), b)
-			want := datapath.State{
-				Device: datapath.Device{Key: thirdKey}, Addrs: set("10.0.0.3", "fd00::3"), Routes: map[netip.Prefix]netip.Addr{},
-				Peers: map[key.Public]datapath.Peer{private.Public(): b},
-			}
-			for q := range b.Prefixes.All() {
-				want.Routes[q] = netip.Addr{}
-			}
-			if err := datapath.Sync(ctx, third, want); err != nil {
-				t.Fatal(err)
-			}
-			third.Settle()
-			exchange(t, "kernel to wg, inner IPv4", sb.listen, sa.dial, "10.0.0.2")
-			exchange(t, "wg to kernel, inner IPv6", sa.listen, sb.dial, "fd00::1")
-			dial := func(addr string) (net.Conn, error) { return third.DialContext(ctx, "tcp", addr) }
-			listen := func(addr string) (net.Listener, error) { return third.Listen("tcp", addr) }
-			exchange(t, "netstack to wg, inner IPv6", sb.listen, dial, "fd00::2")
-			exchange(t, "wg to netstack, inner IPv4", listen, sb.dial, "10.0.0.3")
+			stack.Settle()
+			nettest.Exchange(t, "kernel to wg, inner IPv4", transfer, sb, sa, "10.0.0.2")
+			nettest.Exchange(t, "wg to kernel, inner IPv6", transfer, sa, sb, "fd00::1")
+			nettest.Exchange(t, "netstack to wg, inner IPv6", transfer, sb, stack, "fd00::2")
+			nettest.Exchange(t, "wg to netstack, inner IPv4", transfer, stack, sb, "10.0.0.3")
 		})
 	}
 }
@@ -122,7 +64,7 @@ func TestTrafficWithWG(t *testing.T) {
 func TestForeignRoutes(t *testing.T) {
 	n, k := one(t)
 	add := func(prefix string, metric, table int) {
-		n.space.must(func() error {
+		n.space.Must(func() error {
 			l, err := netlink.LinkByName("out")
 			if err != nil {
 				return err
@@ -138,7 +80,7 @@ func TestForeignRoutes(t *testing.T) {
 		add(prefix, hostnet.DefaultMetric, unix.RT_TABLE_MAIN)
 	}
 	before := n.space.raw()
-	want := n.read()
+	want := n.Have()
 	p := want.Peers[k]
 	p.Prefixes = p.Prefixes.Union(set("10.3.0.0/24", "fd03::/64", "10.4.0.0/24"))
 	want.Peers[k] = p
@@ -155,17 +97,17 @@ func TestForeignRoutes(t *testing.T) {
 			t.Errorf("%q is not in: %v", word, err)
 		}
 	}
-	n.apply(datapath.RemoveRoutes{Prefixes: set("10.3.0.0/24", "fd03::/64", "10.4.0.0/24")})
+	n.Do(datapath.RemoveRoutes{Prefixes: set("10.3.0.0/24", "fd03::/64", "10.4.0.0/24")})
 	n.space.becomes("after our routes were removed", before)
 
 	// A table in which somebody else has routes.
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	n.space = s
 	add("10.9.0.0/16", 0, 4242)
 	before = s.raw()
 	other := s.kernel(t, func(o *Options) { o.Table = 4242 })
-	err = other.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: newKey(t)}})
+	err = other.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}})
 	if !errors.As(err, &foreign) || !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(err.Error(), "4242") || !strings.Contains(err.Error(), "out") {
 		t.Errorf("a table of somebody else's: %v", err)
 	}
@@ -175,7 +117,7 @@ func TestForeignRoutes(t *testing.T) {
 // Without CAP_NET_ADMIN nothing is begun, and what is missing is said; with it alone all works.
 func TestCapabilities(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	before := s.raw()
 	// with calls f on a thread in the namespace that has some capabilities left.
 	with := func(caps uint32, f func() error) error {
@@ -183,7 +125,7 @@ func TestCapabilities(t *testing.T) {
 		go func() {
 			runtime.LockOSThread() // never unlocked: the thread ends as it is
 			errs <- func() error {
-				if err := unix.Setns(int(s.file.Fd()), unix.CLONE_NEWNET); err != nil {
+				if err := unix.Setns(int(s.File.Fd()), unix.CLONE_NEWNET); err != nil {
 					return err
 				}
 				head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -216,9 +158,9 @@ func TestCapabilities(t *testing.T) {
 		}
 		defer k.Close()
 		want := datapath.State{
-			Device: datapath.Device{Key: newKey(t)}, Addrs: set("10.0.0.1", "fd00::1"),
+			Device: datapath.Device{Key: nettest.NewKey(t)}, Addrs: set("10.0.0.1", "fd00::1"),
 			Routes: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): netip.MustParseAddr("10.0.0.1")},
-			Peers:  map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: set("10.2.0.0/24")}},
+			Peers:  map[key.Public]datapath.Peer{nettest.NewKey(t).Public(): {Prefixes: set("10.2.0.0/24")}},
 		}
 		if err := datapath.Sync(t.Context(), k, want); err != nil {
 			return err
@@ -245,40 +187,40 @@ func TestNoIPv6AtBoot(t *testing.T) {
 	sa, sb := newSpace(t), newSpace(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "eth0"
-	sa.must(func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(sb.file.Fd())})
+	sa.Must(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(sb.File.Fd())})
 	})
 	nodes := make([]*node, 2)
 	for i, s := range []*space{sa, sb} {
-		s.must(func() error {
+		s.Must(func() error {
 			l, err := netlink.LinkByName("eth0")
 			if err != nil {
 				return err
 			}
-			return errors.Join(address(l, []string{wire4a, wire4b}[i]+"/24"), netlink.LinkSetUp(l))
+			return errors.Join(nettest.AddAddress(l, []string{nettest.Wire4A, nettest.Wire4B}[i]+"/24"), netlink.LinkSetUp(l))
 		})
-		nodes[i] = newNode(t, s, s.path, fmt.Sprintf("10.0.0.%d", i+1))
+		nodes[i] = newNode(t, s, s.Path, fmt.Sprintf("10.0.0.%d", i+1))
 	}
 	p := pair{nodes[0], nodes[1]}
-	p.connect(newPreshared(t), false)
-	exchange(t, "inner IPv4", sb.listen, sa.dial, "10.0.0.2")
+	p.connect(nettest.Outer{Preshared: true})
+	nettest.Exchange(t, "inner IPv4", transfer, sb, sa, "10.0.0.2")
 
-	want := p.a.want.Clone()
+	want := p.a.Want.Clone()
 	want.Addrs = want.Addrs.Union(set("fd00::1"))
-	peer := want.Peers[p.b.public()]
+	peer := want.Peers[p.b.Public()]
 	peer.Prefixes = peer.Prefixes.Union(set("fd00::2"))
-	want.Peers[p.b.public()] = peer
+	want.Peers[p.b.Public()] = peer
 	want.Routes[netip.MustParsePrefix("fd00::2/128")] = netip.Addr{}
 	err := datapath.Sync(t.Context(), p.a.Kernel, want)
 	if !errors.Is(err, hostnet.ErrFamily) || failures(err) != 2 || !strings.Contains(err.Error(), "IPv6") {
 		t.Errorf("%d failures, want the address and the route: %v", failures(err), err)
 	}
 	t.Logf("what is IPv6: %v", err)
-	exchange(t, "inner IPv4 still", sa.listen, sb.dial, "10.0.0.1")
-	if h := p.a.read().Host; h.IPv6 || !h.IPv4 {
+	nettest.Exchange(t, "inner IPv4 still", transfer, sa, sb, "10.0.0.1")
+	if h := p.a.Have().Host; h.IPv6 || !h.IPv4 {
 		t.Errorf("host is %+v", h)
 	}
-	if err := errors.Join(p.a.Close(), Cleanup(t.Context(), Options{Namespace: sa.path})); err != nil {
+	if err := errors.Join(p.a.Close(), Cleanup(t.Context(), Options{Namespace: sa.Path})); err != nil {
 		t.Error(err)
 	}
 }
@@ -286,7 +228,7 @@ func TestNoIPv6AtBoot(t *testing.T) {
 // Closed while it reads and writes, it returns, and so do they.
 func TestCloseWhileBusy(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	for range 10 {
 		n := newNode(t, s, "one", "10.0.0.1")
 		var wg sync.WaitGroup
@@ -316,7 +258,7 @@ func TestCloseWhileBusy(t *testing.T) {
 		n.Close()
 		wg.Wait()
 	}
-	if err := Cleanup(t.Context(), Options{Namespace: s.path}); err != nil {
+	if err := Cleanup(t.Context(), Options{Namespace: s.Path}); err != nil {
 		t.Error(err)
 	}
 }

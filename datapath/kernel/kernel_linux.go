@@ -12,6 +12,7 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/wgconv"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -30,25 +31,22 @@ type Kernel struct {
 	tasks   sync.WaitGroup
 	closing sync.Once
 
-	op       sync.Mutex // held by whatever reads or changes the device; guards what follows
-	conn     *conn
-	closed   bool
-	active   bool            // the device was asked for by an Apply, so that it is kept as it should be
-	mended   time.Time       // when that was last necessary
-	local    prefixes.Set    // the kernel has no place for it
-	model    *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
-	stats    map[key.Public]datapath.Stats
-	index    int             // of its interface
-	seen     time.Time       // when it was read
-	took     time.Duration   // how long that took
-	told     map[string]bool // problems that were logged
-	refused  int             // how many peers have a key that nobody can have
-	unmended bool            // it was too soon to bring the link back
-	waiting  map[key.Public]waiting
-	later    map[key.Public]greeting // to be greeted in a moment
-	nobody   nobody
-	mtu      int  // of the link, as it was asked for; 0: it was not
-	choose   bool // the MTU is what chooseMTU says
+	op      sync.Mutex // held by whatever reads or changes the device; guards what follows
+	conn    *conn
+	closed  bool
+	active  bool // the device was asked for by an Apply, so that it is kept as it should be
+	repairs *hostnet.Repairs
+	local   prefixes.Set    // the kernel has no place for it
+	model   *datapath.Model // WireGuard's part of the device as it was read last and changed since; nil: not known
+	stats   map[key.Public]datapath.Stats
+	index   int           // of its interface
+	seen    time.Time     // when it was read
+	took    time.Duration // how long that took
+	refused int           // how many peers have a key that nobody can have
+	waiting map[key.Public]waiting
+	later   map[key.Public]greeting // to be greeted in a moment
+	nobody  nobody
+	mtu     hostnet.MTU
 
 	// For tests.
 	budget   int  // of messages; 0: the default
@@ -69,7 +67,10 @@ var errClosed = fmt.Errorf("kernel: %w", net.ErrClosed)
 //
 // Without WireGuard in the kernel it fails with errors.ErrUnsupported.
 func New(o Options) (*Kernel, error) {
-	o = o.defaulted()
+	o, err := o.defaulted()
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
 	h, err := hostnet.Open(o.host())
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
@@ -87,9 +88,10 @@ func New(o Options) (*Kernel, error) {
 		return nil, fmt.Errorf("kernel: %w", errors.Join(err, h.Close()))
 	}
 	k := &Kernel{
-		opts: o, log: o.Logger, host: h, held: held, conn: c, told: make(map[string]bool), waiting: make(map[key.Public]waiting), later: make(map[key.Public]greeting),
+		opts: o, log: o.Logger, host: h, held: held, conn: c, mtu: hostnet.MTU{Option: o.MTU}, waiting: make(map[key.Public]waiting), later: make(map[key.Public]greeting),
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
+	k.repairs = hostnet.NewRepairs(k.notify)
 	k.tasks.Go(k.watch)
 	return k, nil
 }
@@ -114,7 +116,11 @@ func (k *Kernel) Close() error {
 // Cleanup removes what a mesh with these Options left on the host: its device, with its addresses, routes
 // and rules, and nothing else. While a Kernel has the device it fails with ErrInUse.
 func Cleanup(ctx context.Context, o Options) error {
-	if err := cleanup(ctx, o.defaulted()); err != nil {
+	o, err := o.defaulted()
+	if err == nil {
+		err = cleanup(ctx, o)
+	}
+	if err != nil {
 		return fmt.Errorf("kernel: %w", err)
 	}
 	return nil
@@ -131,16 +137,17 @@ func (k *Kernel) Read(ctx context.Context) (datapath.State, error) {
 	if err := ctx.Err(); err != nil {
 		return datapath.State{}, err
 	}
-	hs, err := k.host.Read(ctx)
+	s, err := k.read(ctx)
 	if err != nil {
 		return datapath.State{}, fmt.Errorf("kernel: %w", err)
 	}
-	if hs.Link.Index != 0 && hs.Link.Kind == kind {
-		if mtu := k.rightMTU(hs); !hs.Ready || mtu != hs.Link.MTU {
-			if hs, err = k.mend(ctx, hs, mtu); err != nil {
-				return datapath.State{}, err
-			}
-		}
+	return s, nil
+}
+
+func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
+	hs, err := k.host.Read(ctx)
+	if err != nil {
+		return datapath.State{}, err
 	}
 	if hs.Link.Index == 0 || hs.Link.Kind != kind {
 		return k.none(hs), nil
@@ -150,54 +157,67 @@ func (k *Kernel) Read(ctx context.Context) (datapath.State, error) {
 		return k.none(hs), nil
 	}
 	if err != nil {
-		return datapath.State{}, fmt.Errorf("kernel: %w", err)
+		return datapath.State{}, err
+	}
+	stray := k.opts.Routing == RoutingPolicy && !k.host.Apart(s.Device.Mark)
+	if mtu := k.mtu.Right(hs.Host, hs.Link.MTU); stray || !hs.Ready || mtu != hs.Link.MTU {
+		if hs, err = k.mend(ctx, hs, mtu, stray); err != nil {
+			return datapath.State{}, err
+		}
+		if s, err = k.load(ctx, hs.Link.Index); err != nil {
+			return datapath.State{}, err
+		}
 	}
 	s.Peers, s.Stats = maps.Clone(s.Peers), maps.Clone(s.Stats) // they are kept here too
 	s.Device.MTU = hs.Link.MTU
-	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, k.local, host(hs)
-	if k.refused > 0 {
-		hs.Problems = append(hs.Problems, fmt.Errorf("somebody put %d peers on the device whose public keys nobody can have, and which take their prefixes; see \"wg show\", and remove them", k.refused))
-	}
-	k.tell(hs.Problems)
-	return s, nil
+	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, k.local, k.around(hs, k.host.Apart(s.Device.Mark))
+	s.Problems, err = k.problems(ctx, hs, s)
+	return s, err
 }
 
 // none is the State without a device.
 func (k *Kernel) none(hs hostnet.State) datapath.State {
 	k.model, k.local = nil, prefixes.Set{}
-	return datapath.State{Host: host(hs)}
+	return datapath.State{Host: k.around(hs, k.opts.Routing == RoutingPolicy)}
 }
 
-func host(hs hostnet.State) datapath.Host {
+// around is what there is around a device whose packets stay out of the tunnel, or do not.
+func (k *Kernel) around(hs hostnet.State, apart bool) datapath.Host {
 	h := hs.Host
-	h.Underlay = datapath.UnderlayShared
+	h.Underlay, h.Driver = datapath.UnderlayShared, "kernel"
+	if apart {
+		h.Underlay = datapath.UnderlaySeparate
+	}
 	return h
 }
 
-// tell logs what an operator has to see to, once.
-func (k *Kernel) tell(problems []error) {
-	now := make(map[string]bool)
-	for _, p := range problems {
-		now[p.Error()] = true
-		if !k.told[p.Error()] {
-			k.log.Warn("packets may not arrive", "interface", k.opts.Interface, "reason", p)
-		}
+// problems are what is wrong around the device.
+func (k *Kernel) problems(ctx context.Context, hs hostnet.State, s datapath.State) ([]datapath.Problem, error) {
+	ps := hs.Problems
+	if k.refused > 0 {
+		ps = append(ps, datapath.Problem{
+			Subject: "peers", Message: fmt.Sprintf("somebody put %d peers on %s whose public keys nobody can have, and which take their prefixes", k.refused, hs.Link.Name),
+			Remedy: "see \"wg show\", and remove them",
+		})
 	}
-	k.told = now
+	more, err := k.host.Problems(ctx, s)
+	return append(ps, more...), err
 }
 
-// mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
-const mendEvery = time.Second
-
-// mend has the link up, under its name, with its MTU and what else belongs to it. op is held.
-func (k *Kernel) mend(ctx context.Context, hs hostnet.State, mtu int) (hostnet.State, error) {
-	if time.Since(k.mended) < mendEvery {
-		k.unmended = true // poll tells when it is time
-		return hs, nil
+// mend has the link up, under its name, with its MTU and what else belongs to it, and the device its mark, where it
+// has a wrong one. op is held.
+func (k *Kernel) mend(ctx context.Context, hs hostnet.State, mtu int, marked bool) (hostnet.State, error) {
+	if !k.repairs.Now() {
+		return hs, nil // notify is called when it is time
 	}
-	k.mended, k.unmended = time.Now(), false
 	k.log.Warn("the device, or what is around it, was changed, and it is put right", "interface", k.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up, "mtu", hs.Link.MTU, "to", mtu)
-	_, _, err := k.host.Adopt(ctx, kind, nil)
+	var err error
+	if marked {
+		err = k.remark()
+	}
+	if err == nil {
+		_, _, err = k.host.Adopt(ctx, kind, nil)
+	}
 	if err == nil {
 		err = k.host.Up(ctx, mtu)
 	}
@@ -205,38 +225,18 @@ func (k *Kernel) mend(ctx context.Context, hs hostnet.State, mtu int) (hostnet.S
 		hs, err = k.host.Read(ctx)
 	}
 	if err != nil {
-		return hs, fmt.Errorf("kernel: putting the device right: %w", wrap("link "+k.opts.Interface, err))
+		return hs, fmt.Errorf("putting the device right: %w", wrap("link "+k.opts.Interface, err))
 	}
 	return hs, nil
 }
 
-// chooseMTU returns the MTU of a device for which none was asked: what fits, with WireGuard's 80 bytes over
-// IPv6, into the packets of the host's underlay; 0 where that is not known.
-func chooseMTU(hs hostnet.State) int {
-	const overhead = 80
-	if hs.Host.UnderlayMTU == 0 {
-		return 0
+// remark gives the device the mark that keeps its packets out of the tunnel.
+func (k *Kernel) remark() error {
+	mark, err := k.host.Mark(0)
+	if err == nil {
+		err = wrap(fmt.Sprintf("mark %#x", mark), k.conn.set(wgconv.Device(k.index, datapath.Device{Mark: mark}))[0])
 	}
-	return min(max(hs.Host.UnderlayMTU-overhead, MinMTU), MaxMTU)
-}
-
-// rightMTU returns what the MTU of the link should be. One that an earlier process chose, or so it seems,
-// goes on following the underlay.
-func (k *Kernel) rightMTU(hs hostnet.State) int {
-	const usual = 1420
-	chosen := chooseMTU(hs)
-	if k.mtu == 0 && chosen == hs.Link.MTU {
-		k.choose = true
-	}
-	switch {
-	case k.mtu != 0:
-		return k.mtu
-	case k.choose && chosen != 0:
-		return chosen
-	case hs.Link.MTU < MinMTU:
-		return usual
-	}
-	return hs.Link.MTU
+	return err
 }
 
 // load reads WireGuard's part of the device, and has the model be that. op is held.

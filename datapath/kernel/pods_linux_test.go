@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry/memory"
@@ -45,76 +46,24 @@ func (h *machine) bridge6() netip.Addr { return h.side6().Next() }
 func (h *machine) pod4() netip.Addr    { return h.bridge4().Next() }
 func (h *machine) pod6() netip.Addr    { return h.bridge6().Next() }
 
-// plug joins an end in inner to a bridge in outer.
-func plug(outer, inner *space, bridge, port, name string, addrs ...string) {
-	outer.t.Helper()
-	outer.must(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = port
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(inner.file.Fd())}); err != nil {
-			return err
-		}
-		br, err := netlink.LinkByName(bridge)
-		if err != nil {
-			return err
-		}
-		l, err := netlink.LinkByName(port)
-		if err != nil {
-			return err
-		}
-		return errors.Join(netlink.LinkSetMaster(l, br), netlink.LinkSetUp(l))
-	})
-	inner.must(func() error {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		for _, a := range addrs {
-			if err := address(l, a); err != nil {
-				return err
-			}
-		}
-		return netlink.LinkSetUp(l)
-	})
-}
-
-func (s *space) bridge(name string, addrs ...string) {
-	s.t.Helper()
-	s.must(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
-			return err
-		}
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		for _, a := range addrs {
-			if err := address(l, a); err != nil {
-				return err
-			}
-		}
-		return netlink.LinkSetUp(l)
-	})
-}
-
 // newHosts returns hosts on one network, whose meshes run and know each other.
 func newHosts(t testing.TB, n int, sources Sources) []*machine {
 	t.Helper()
 	lan := newSpace(t)
-	lan.bridge("lan")
+	lan.Bridge("lan")
 	reg := memory.New()
 	hosts := make([]*machine, n)
 	for i := range hosts {
 		h := &machine{space: newSpace(t), pod: newSpace(t), n: i + 1}
 		hosts[i] = h
-		plug(lan, h.space, "lan", fmt.Sprintf("port%d", h.n), "eth0", h.underlay().String()+"/24")
-		h.space.sysctl("net/ipv4/ip_forward", "1")
-		h.space.sysctl("net/ipv6/conf/all/forwarding", "1")
-		h.space.bridge("cni0", h.bridge4().String()+"/24", h.bridge6().String()+"/64")
-		plug(h.space, h.pod, "cni0", "pod0", "eth0", h.pod4().String()+"/24", h.pod6().String()+"/64")
-		h.pod.must(func() error {
+		nettest.Join(nettest.End{Space: lan.Space, Name: fmt.Sprintf("port%d", h.n), Bridge: "lan"},
+			nettest.End{Space: h.space.Space, Name: "eth0", Addrs: []string{h.underlay().String() + "/24"}})
+		h.space.Sysctl("net/ipv4/ip_forward", "1")
+		h.space.Sysctl("net/ipv6/conf/all/forwarding", "1")
+		h.space.Bridge("cni0", h.bridge4().String()+"/24", h.bridge6().String()+"/64")
+		nettest.Join(nettest.End{Space: h.space.Space, Name: "pod0", Bridge: "cni0"},
+			nettest.End{Space: h.pod.Space, Name: "eth0", Addrs: []string{h.pod4().String() + "/24", h.pod6().String() + "/64"}})
+		h.pod.Must(func() error {
 			l, err := netlink.LinkByName("eth0")
 			if err != nil {
 				return err
@@ -135,15 +84,7 @@ func newHosts(t testing.TB, n int, sources Sources) []*machine {
 			t.Fatal(err)
 		}
 		h.announce(true)
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- h.mesh.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Errorf("host %d: %v", h.n, err)
-			}
-		})
+		nettest.Go(t, fmt.Sprintf("host %d", h.n), h.mesh.Run)
 	}
 	for _, h := range hosts {
 		const each = 4 // two of the host itself, two of its pods
@@ -153,7 +94,7 @@ func newHosts(t testing.TB, n int, sources Sources) []*machine {
 				t.Logf("host %d: conditions %v, routes %v, addresses %v, %v", h.n, v.Conditions, s.Routes, s.Addrs, err)
 			}
 		})
-		within(t, 30*time.Second, "all have routes to all", func() bool {
+		nettest.Within(t, 30*time.Second, "all have routes to all", func() bool {
 			s, err := h.k.Read(t.Context())
 			return err == nil && len(s.Routes) == each*(n-1)
 		})
@@ -172,7 +113,7 @@ func (h *machine) announce(pods bool) {
 // seen returns the address that a connection from one namespace to an address of another comes from, as
 // the other sees it.
 func seen(from, to *space, addr netip.Addr) (netip.Addr, error) {
-	l, err := to.listen(netip.AddrPortFrom(addr, 0).String())
+	l, err := to.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -188,7 +129,7 @@ func seen(from, to *space, addr netip.Addr) (netip.Addr, error) {
 		_, _ = io.Copy(c, c)
 		c.Close()
 	}()
-	c, err := from.dial(l.Addr().String())
+	c, err := from.Dial("tcp", l.Addr().String())
 	if err != nil {
 		l.Close()
 		<-came
@@ -261,7 +202,7 @@ func testPods(t *testing.T, sources Sources) {
 	// Host 1 loses its pods: the address is gone, others have no route, and the rest goes on.
 	gone := hosts[0]
 	has := func(s *space, a netip.Addr) (has bool) {
-		s.must(func() error {
+		s.Must(func() error {
 			as, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 			for _, x := range as {
 				has = has || x.IP.Equal(a.AsSlice())
@@ -276,11 +217,11 @@ func testPods(t *testing.T, sources Sources) {
 		}
 	}
 	gone.announce(false)
-	within(t, 10*time.Second, "the addresses of the pod networks are gone", func() bool {
+	nettest.Within(t, 10*time.Second, "the addresses of the pod networks are gone", func() bool {
 		return !has(gone.space, gone.side4()) && !has(gone.space, gone.side6())
 	})
 	for _, h := range hosts[1:] {
-		within(t, 10*time.Second, "the others have no route", func() bool {
+		nettest.Within(t, 10*time.Second, "the others have no route", func() bool {
 			s, err := h.k.Read(t.Context())
 			_, four := s.Routes[gone.pods4()]
 			_, six := s.Routes[gone.pods6()]
@@ -291,7 +232,7 @@ func testPods(t *testing.T, sources Sources) {
 		}
 	}
 	gone.announce(true)
-	within(t, 10*time.Second, "the pods are back", func() bool {
+	nettest.Within(t, 10*time.Second, "the pods are back", func() bool {
 		got, err := seen(gone.space, hosts[1].pod, hosts[1].pod4())
 		return err == nil && (got == gone.side4() || got == gone.addr4())
 	})

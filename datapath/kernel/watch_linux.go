@@ -56,10 +56,6 @@ func (k *Kernel) poll() time.Duration {
 	if k.nobody.index != 0 && time.Since(k.nobody.used) >= keepNobody {
 		k.dismiss()
 	}
-	if k.unmended && time.Since(k.mended) >= mendEvery {
-		k.unmended = false
-		k.notify()
-	}
 	if age := time.Since(k.seen); age < next/2 && len(k.waiting) == 0 {
 		return next - age
 	}

@@ -21,24 +21,25 @@ type Options struct {
 	// Addrs are the underlay addresses at which the device listens. Default: 127.0.0.1.
 	Addrs []netip.Addr
 	// Host is what Read reports of the host. The zero Host stands for one with both families and an
-	// underlay of its own.
+	// underlay of its own, whose Driver is "memory".
 	Host datapath.Host
 }
 
 // Device is a datapath.Datapath in memory. All methods are safe for concurrent use.
 type Device struct {
-	net     *Network // its mutex guards everything below
-	addrs   []netip.Addr
-	host    datapath.Host
-	model   datapath.Model
-	stats   map[key.Public]datapath.Stats
-	changed chan struct{}
-	closed  bool
-	settled bool
-	log     []datapath.Op
-	writes  int
-	fault   func(datapath.Op) error
-	delay   time.Duration
+	net      *Network // its mutex guards everything below
+	addrs    []netip.Addr
+	host     datapath.Host
+	problems []datapath.Problem
+	model    datapath.Model
+	stats    map[key.Public]datapath.Stats
+	changed  chan struct{}
+	closed   bool
+	settled  bool
+	log      []datapath.Op
+	writes   int
+	fault    func(datapath.Op) error
+	delay    time.Duration
 }
 
 var (
@@ -56,7 +57,7 @@ func New(o Options) *Device {
 		o.Addrs = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
 	if o.Host == (datapath.Host{}) {
-		o.Host = datapath.Host{IPv4: true, IPv6: true, Underlay: datapath.UnderlaySeparate}
+		o.Host = datapath.Host{IPv4: true, IPv6: true, Underlay: datapath.UnderlaySeparate, Driver: "memory"}
 	}
 	return &Device{
 		net: o.Network, addrs: slices.Clone(o.Addrs), host: o.Host,
@@ -72,7 +73,7 @@ func (d *Device) Read(ctx context.Context) (datapath.State, error) {
 		return datapath.State{}, err
 	}
 	s := d.model.State().Clone()
-	s.Host = d.host
+	s.Host, s.Problems = d.host, slices.Clone(d.problems)
 	s.Stats = make(map[key.Public]datapath.Stats, len(s.Peers))
 	for k := range s.Peers {
 		s.Stats[k] = d.stats[k]
@@ -218,10 +219,7 @@ func (d *Device) Drift(ops ...datapath.Op) error {
 		}
 		d.writes--
 	}
-	select {
-	case d.changed <- struct{}{}:
-	default:
-	}
+	d.notify()
 	return nil
 }
 
@@ -230,6 +228,18 @@ func (d *Device) SetHost(h datapath.Host) {
 	d.net.mu.Lock()
 	defer d.net.mu.Unlock()
 	d.host = h
+	d.notify()
+}
+
+// SetProblems replaces what Read reports to be wrong around the device; none ends it. Changed reports it.
+func (d *Device) SetProblems(ps ...datapath.Problem) {
+	d.net.mu.Lock()
+	defer d.net.mu.Unlock()
+	d.problems = slices.Clone(ps)
+	d.notify()
+}
+
+func (d *Device) notify() {
 	select {
 	case d.changed <- struct{}{}:
 	default:

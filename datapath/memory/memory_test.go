@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,6 +95,55 @@ func TestFaults(t *testing.T) {
 	err := d.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: datapathtest.Key("a")}}, put("b", "10.2.0.0/24"), put("c", "10.3.0.0/24"))
 	if !errors.Is(err, boom) || d.Writes() != 2 || len(d.TakeLog()) != 3 {
 		t.Errorf("error %v, %d writes", err, d.Writes())
+	}
+}
+
+// What is around the device is what it was told, and reported as a change from outside.
+func TestAround(t *testing.T) {
+	d := memory.New(memory.Options{})
+	read := func() datapath.State {
+		t.Helper()
+		s, err := d.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	changed := func(what string) {
+		t.Helper()
+		select {
+		case <-d.Changed():
+		default:
+			t.Errorf("%s is no change", what)
+		}
+	}
+	if s := read(); s.Host.Driver != "memory" || !s.Host.IPv4 || !s.Host.IPv6 || len(s.Problems) > 0 {
+		t.Errorf("at first: host %+v, problems %v", s.Host, s.Problems)
+	}
+	h := datapath.Host{IPv4: true, Driver: "mine", Instead: "there is no better one"}
+	d.SetHost(h)
+	changed("another host")
+	if got := read().Host; got != h {
+		t.Errorf("host is %+v, want %+v", got, h)
+	}
+	ps := []datapath.Problem{{Subject: "mtu", Message: "1280 is too small", Remedy: "raise it"}, {Subject: "rp_filter of eth0", Message: "is strict"}}
+	d.SetProblems(ps...)
+	changed("a problem")
+	if err := d.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: datapathtest.Key("a")}}, datapath.RemoveDevice{}); err != nil {
+		t.Fatal(err)
+	}
+	got := read().Problems
+	if !slices.Equal(got, ps) {
+		t.Errorf("problems are %v, want %v", got, ps)
+	}
+	got[0].Subject, ps[1].Subject = "scribbled", "scribbled"
+	if got := read().Problems; got[0].Subject != "mtu" || got[1].Subject != "rp_filter of eth0" {
+		t.Errorf("what a caller writes to its own is read back: %v", got)
+	}
+	d.SetProblems()
+	changed("the end of problems")
+	if got := read().Problems; len(got) > 0 {
+		t.Errorf("there are still %v", got)
 	}
 }
 

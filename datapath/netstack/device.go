@@ -48,7 +48,7 @@ func (n *Net) Read(ctx context.Context) (datapath.State, error) {
 
 // host returns what is around a device; of one that does not exist yet, what it will find.
 func (n *Net) host(exists bool) datapath.Host {
-	h := datapath.Host{Underlay: datapath.UnderlaySeparate, UnderlayMTU: underlayMTU()}
+	h := datapath.Host{Underlay: datapath.UnderlaySeparate, UnderlayMTU: underlayMTU(), Driver: "netstack"}
 	switch {
 	case exists:
 		h.IPv4, h.IPv6 = n.wg.Families()

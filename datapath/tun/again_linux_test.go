@@ -20,32 +20,33 @@ import (
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 )
 
 // TestDeletedAgain has the interface deleted 20 times in a row: each time the device is back as it was, and nothing
 // of those before it is left.
 func TestDeletedAgain(t *testing.T) {
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	p := newPair(t)
-	p.connect(newPreshared(t), false)
+	p.connect(nettest.Outers[1])
 	a := p.a
-	a.want.Device.ListenPort = a.read().Device.ListenPort
-	a.sync()
+	a.Want.Device.ListenPort = a.Have().Device.ListenPort
+	a.Sync()
 	p.works("at first")
-	want := a.read()
+	want := a.Have()
 	var before count
 	for i := range 20 {
 		select {
 		case <-a.Changed():
 		default:
 		}
-		a.space.ip("link del warren0")
-		notified(t, a.TUN, "a deletion")
-		took := within(t, 2*time.Second, "the device is back", func() bool {
-			return datapath.Sync(t.Context(), a.TUN, a.want) == nil && len(datapath.Plan(a.want, a.read())) == 0
+		a.space.IP("link del warren0")
+		nettest.Notified(t, a.TUN, "a deletion")
+		took := nettest.Within(t, 2*time.Second, "the device is back", func() bool {
+			return datapath.Sync(t.Context(), a.TUN, a.Want) == nil && len(datapath.Plan(a.Want, a.Have())) == 0
 		})
-		if got := a.read(); !got.Equal(want) {
+		if got := a.Have(); !got.Equal(want) {
 			t.Fatalf("deleted %d times, it is\n%+v\nwant\n%+v", i+1, got, want)
 		}
 		if i%5 == 0 {
@@ -84,13 +85,13 @@ func TestCloseUnderFlood(t *testing.T) {
 		burst = 4
 	}
 	p := newPair(t)
-	p.connect(key.Preshared{}, false)
-	want := p.b.want
-	want.Device.ListenPort = p.b.read().Device.ListenPort
+	p.connect(plain)
+	want := p.b.Want
+	want.Device.ListenPort = p.b.Have().Device.ListenPort
 	var in net.PacketConn
-	p.b.space.must(func() (err error) { in, err = net.ListenPacket("udp", ":9"); return err })
+	p.b.space.Must(func() (err error) { in, err = net.ListenPacket("udp", ":9"); return err })
 	var out net.Conn
-	p.a.space.must(func() (err error) { out, err = net.Dial("udp", "10.0.0.2:9"); return err })
+	p.a.space.Must(func() (err error) { out, err = net.Dial("udp", "10.0.0.2:9"); return err })
 	var arrived atomic.Uint64
 	stop := make(chan struct{})
 	var flooding sync.WaitGroup
@@ -124,10 +125,10 @@ func TestCloseUnderFlood(t *testing.T) {
 	d := p.b.TUN
 	for i := range rounds {
 		was := arrived.Load()
-		within(t, 20*time.Second, fmt.Sprintf("the flood arrives in round %d", i), func() bool { return arrived.Load() > was+10 })
+		nettest.Within(t, 20*time.Second, fmt.Sprintf("the flood arrives in round %d", i), func() bool { return arrived.Load() > was+10 })
 		var busy sync.WaitGroup
 		busy.Go(func() { _ = d.Close() })
-		busy.Go(func() { _ = d.Apply(context.Background(), datapath.RemovePeer{Key: p.a.public()}) })
+		busy.Go(func() { _ = d.Apply(context.Background(), datapath.RemovePeer{Key: p.a.Public()}) })
 		busy.Go(func() { _, _ = d.Read(context.Background()) })
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -152,7 +153,7 @@ func TestNamespaces(t *testing.T) {
 		cycles = 60
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
-	name := uniqueName(t)
+	name := nettest.UniqueName(t)
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +170,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	spaces := []*space{newSpace(t), newSpace(t)}
 	for _, s := range spaces {
-		s.out()
+		s.Out()
 	}
 	_, elsewhere := threads()
 
@@ -194,24 +195,24 @@ func TestNamespaces(t *testing.T) {
 	var works sync.WaitGroup
 	first := 0
 	for i, s := range spaces {
-		dir := folder(t)
+		dir, others := folder(t), s.Links()
 		works.Go(func() {
 			mtu := 1400 + i
 			addr := set(fmt.Sprintf("10.7.%d.1", i))
 			cycle := func() error {
-				d, err := New(Options{Namespace: s.path, Interface: name, Socket: dir})
+				d, err := New(Options{Namespace: s.Path, Interface: name, Socket: dir})
 				if err != nil {
 					return err
 				}
 				defer d.Close()
-				if err := datapath.Sync(ctx, d, datapath.State{Device: datapath.Device{Key: newKey(t), MTU: mtu}, Addrs: addr}); err != nil {
+				if err := datapath.Sync(ctx, d, datapath.State{Device: datapath.Device{Key: nettest.NewKey(t), MTU: mtu}, Addrs: addr}); err != nil {
 					return err
 				}
 				st, err := d.Read(ctx)
 				if err != nil || st.Addrs != addr || st.Device.MTU != mtu {
 					return fmt.Errorf("it is %+v, %w", st, err)
 				}
-				return errors.Join(exact(s, mtu, "far", "lo", "out", name), d.Close(), exact(s, mtu, "far", "lo", "out"))
+				return errors.Join(exact(s, others, name, mtu), d.Close(), exact(s, others, "", 0))
 			}
 			for n := range cycles {
 				if err := cycle(); err != nil {
@@ -225,7 +226,7 @@ func TestNamespaces(t *testing.T) {
 		})
 	}
 	works.Wait()
-	within(t, 10*time.Second, "all threads are where they were", func() bool { // one that ends takes a moment
+	nettest.Within(t, 10*time.Second, "all threads are where they were", func() bool { // one that ends takes a moment
 		_, astray := threads()
 		return astray == elsewhere
 	})
@@ -236,9 +237,9 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// exact says what is wrong where the links of a namespace are not those, the last of which has an MTU if it is ours.
-func exact(s *space, mtu int, want ...string) error {
-	return s.in(func() error {
+// exact says what is wrong where the links of a namespace are not those of others and one called name, if any, with an MTU.
+func exact(s *space, others []string, name string, mtu int) error {
+	return s.In(func() error {
 		ls, err := net.Interfaces()
 		if err != nil {
 			return err
@@ -246,11 +247,16 @@ func exact(s *space, mtu int, want ...string) error {
 		var got []string
 		for _, l := range ls {
 			got = append(got, l.Name)
-			if len(want) > 3 && l.Name == want[3] && l.MTU != mtu {
+			if l.Name == name && l.MTU != mtu {
 				return fmt.Errorf("%s has MTU %d, want %d: it is another's", l.Name, l.MTU, mtu)
 			}
 		}
+		want := slices.Clone(others)
+		if name != "" {
+			want = append(want, name)
+		}
 		slices.Sort(got)
+		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			return fmt.Errorf("links are %v, want %v", got, want)
 		}
@@ -264,9 +270,9 @@ const formerEnv = "WARREN_TUN_FORMER"
 // againState is what every process of TestAppliedAgain wants, but for the key.
 func againState(t *testing.T) datapath.State {
 	return datapath.State{
-		Device: datapath.Device{Key: newKey(t)}, Addrs: addrsA,
+		Device: datapath.Device{Key: nettest.NewKey(t)}, Addrs: addrsA,
 		Routes: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.8.0.0/16"): addrsA.At(0).Addr(), netip.MustParsePrefix("fd08::/64"): {}},
-		Peers:  map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: set("10.8.0.0/16", "fd08::/64")}},
+		Peers:  map[key.Public]datapath.Peer{nettest.NewKey(t).Public(): {Prefixes: set("10.8.0.0/16", "fd08::/64")}},
 	}
 }
 
@@ -285,13 +291,13 @@ func TestAppliedAgain(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin) // until it is killed
 		return
 	}
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // or each device has a link-local address of its own
-	s.out()
+	s.Sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // or each device has a link-local address of its own
+	s.Out()
 	for _, sources := range []Sources{SourceHint, SourceDevice, SourceLoopback} {
 		former := exec.Command("/proc/self/exe", "-test.run=^TestAppliedAgain$")
-		former.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", formerEnv, s.path, sources))
+		former.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", formerEnv, s.Path, sources))
 		stdin, err := former.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -335,14 +341,14 @@ func TestAppliedAgain(t *testing.T) {
 
 // shown is what ip shows of the addresses, routes and rules of a namespace, once its links have come up.
 func shown(s *space) (all string) {
-	s.t.Helper()
-	within(s.t, 5*time.Second, "the links have come up", func() bool {
+	s.T.Helper()
+	nettest.Within(s.T, 5*time.Second, "the links have come up", func() bool {
 		time.Sleep(10 * time.Millisecond) // the routes of addresses come after them, too
 		all = ""
 		for _, args := range []string{"-br addr", "route show table all", "-6 route show table all", "rule", "-6 rule"} {
-			out, err := s.run("ip", strings.Fields(args)...)
+			out, err := s.Run("ip", strings.Fields(args)...)
 			if err != nil {
-				s.t.Fatal(err)
+				s.T.Fatal(err)
 			}
 			all += out
 		}

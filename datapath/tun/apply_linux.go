@@ -79,7 +79,7 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 	}
 	there := t.present(l) == nil
 	if d.MTU != 0 {
-		if err := checkMTU(d.MTU); err != nil && there {
+		if err := hostnet.CheckMTU(d.MTU); err != nil && there {
 			return err
 		} else if err != nil {
 			return none(err)
@@ -91,9 +91,15 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 		}
 		return t.newDevice(ctx, d)
 	}
+	if d.Mark != 0 {
+		if _, err := t.host.Mark(d.Mark); err != nil {
+			return err
+		}
+	}
 	if err := t.wg.Change(d); err != nil {
 		return err
 	}
+	t.mtu.Ask(d.MTU, false)
 	if d.MTU != 0 && d.MTU != l.MTU {
 		if err := t.host.Up(ctx, d.MTU); err != nil {
 			return fmt.Errorf("MTU %d: %w", d.MTU, err)
@@ -105,15 +111,28 @@ func (t *TUN) setDevice(ctx context.Context, d datapath.Device) error {
 
 // newDevice makes the interface and the device on it. It leaves both or neither.
 func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
+	var err error
+	if d.Mark, err = t.host.Mark(d.Mark); err != nil {
+		return none(err)
+	}
+	t.mtu.Ask(d.MTU, true)
 	if d.MTU == 0 {
-		d.MTU = t.chooseMTU(ctx)
+		hs, err := t.sockets().Read(ctx)
+		if err != nil {
+			return none(err)
+		}
+		d.MTU = t.mtu.Right(hs.Host, 0)
 	}
 	unmarked := t.wg.Create(d, func() (wgtun.Device, error) { return t.newLink(ctx, d.MTU) })
 	if errors.Is(unmarked, datapath.ErrNoDevice) {
 		t.index = 0
 		return unmarked
 	}
-	err := t.host.Up(ctx, d.MTU)
+	if unmarked != nil && t.host.Apart(d.Mark) { // packets would go round and round
+		t.drop()
+		return none(unmarked)
+	}
+	err = t.host.Up(ctx, d.MTU)
 	if err != nil {
 		err = fmt.Errorf("bringing interface %s up: %w", t.opts.Interface, err)
 	} else if path := t.opts.socket(); path != "" {
@@ -133,10 +152,10 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 
 // newLink makes the interface.
 func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
-	held, left, err := t.stillHeld(ctx)
+	inUse, left, err := stillHeld(ctx, t.host)
 	switch {
-	case held:
-		err = t.taken()
+	case inUse:
+		err = taken(t.opts.Interface)
 	case left:
 		err = t.host.Remove(ctx)
 	}
@@ -151,7 +170,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 		})
 	})
 	if err == nil && made == nil { // somebody else was faster
-		err = t.taken()
+		err = taken(t.opts.Interface)
 	}
 	if err != nil {
 		if made != nil {
@@ -165,24 +184,24 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 }
 
 // taken is the error of an interface that is marked as ours and held by somebody else.
-func (t *TUN) taken() error {
+func taken(name string) error {
 	return &hostnet.ForeignError{
-		What: "interface " + t.opts.Interface, Owner: "a mesh with the same settings has it, in " + holders(t.opts.Interface),
+		What: "interface " + name, Owner: "a mesh with the same settings has it, in " + holders(name),
 		Remedy: "end that one first, or choose another interface name",
 	}
 }
 
 // held reports whether another process, or another TUN of this one, has the interface that is marked as ours;
 // and whether there is one that nobody has, which takes somebody who made it persistent.
-func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
-	l, err := t.host.Link(ctx)
+func held(ctx context.Context, h *hostnet.Host) (held, left bool, err error) {
+	l, err := h.Link(ctx)
 	if errors.As(err, new(*hostnet.ForeignError)) || errors.Is(err, hostnet.ErrNoLink) || err == nil && l.Kind != kind {
 		return false, false, nil // Adopt says what is in the way, and removes ours of another kind
 	}
 	if err != nil {
 		return false, false, err
 	}
-	err = t.host.Do(func() error {
+	err = h.Do(func() error {
 		fd, err := attach(l.Name, 0)
 		if err == nil {
 			unix.Close(fd)
@@ -195,23 +214,9 @@ func (t *TUN) held(ctx context.Context) (held, left bool, err error) {
 	return false, err == nil, err
 }
 
-// chooseMTU returns the MTU of a new device: what fits, with WireGuard's 80 bytes over IPv6, into the
-// packets of the underlay.
-func (t *TUN) chooseMTU(ctx context.Context) int {
-	const usual, overhead = 1420, 80
-	if t.opts.MTU != 0 {
-		return t.opts.MTU
-	}
-	hs, err := t.sockets().Read(ctx)
-	if err != nil || hs.Host.UnderlayMTU == 0 {
-		return usual
-	}
-	return min(max(hs.Host.UnderlayMTU-overhead, MinMTU), MaxMTU)
-}
-
 func (t *TUN) removeDevice(ctx context.Context) error {
 	t.drop()
-	if held, _, err := t.held(ctx); err != nil || held {
+	if inUse, _, err := held(ctx, t.host); err != nil || inUse {
 		return err // what another process has is not this one's to remove
 	}
 	if err := t.host.Remove(ctx); err != nil && !errors.Is(err, datapath.ErrNoDevice) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 )
 
@@ -25,24 +26,25 @@ import (
 // what is wanted is there.
 func TestForeignRoutes(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
-	s.out()
+	s.Sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
+	s.Out()
 	for _, r := range []string{"10.79.0.0/16 dev lo metric 50", "fd79::/64 dev lo metric 50", "fd80::/64 dev lo metric 100"} {
-		s.ip("route add " + r + " proto static")
+		s.IP("route add " + r + " proto static")
 	}
 	before := shown(s)
 	routes := set("10.79.0.0/16", "10.80.0.0/16", "fd79::/64", "fd80::/64", "fd81::/64")
-	n := &node{TUN: s.tun(t), t: t, space: s, name: "a", want: datapath.State{
-		Device: datapath.Device{Key: newKey(t)}, Addrs: addrsA, Routes: map[netip.Prefix]netip.Addr{},
-		Peers: map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: routes}},
-	}}
+	d := s.tun(t)
+	n := &node{d, &nettest.Node{T: t, Name: "a", Path: d, Want: datapath.State{
+		Device: datapath.Device{Key: nettest.NewKey(t)}, Addrs: addrsA, Routes: map[netip.Prefix]netip.Addr{},
+		Peers: map[key.Public]datapath.Peer{nettest.NewKey(t).Public(): {Prefixes: routes}},
+	}}, s}
 	for p := range routes.All() {
-		n.want.Routes[p] = netip.Addr{}
+		n.Want.Routes[p] = netip.Addr{}
 	}
 	for range 2 {
-		err := datapath.Sync(t.Context(), n.TUN, n.want)
+		err := datapath.Sync(t.Context(), n.TUN, n.Want)
 		if f := (*hostnet.ForeignError)(nil); !errors.As(err, &f) {
 			t.Fatalf("with routes of others in the way: %v", err)
 		}
@@ -51,8 +53,8 @@ func TestForeignRoutes(t *testing.T) {
 				t.Errorf("%v: does not say %q", err, word)
 			}
 		}
-		st := n.read()
-		for p := range n.want.Routes {
+		st := n.Have()
+		for p := range n.Want.Routes {
 			if _, ok := st.Routes[p]; ok == strings.Contains(p.String(), "79") {
 				t.Errorf("route %v is there: %t", p, ok)
 			}
@@ -75,13 +77,13 @@ func TestForeignRoutes(t *testing.T) {
 // TestOwnTable has routes in a table of their own, a default route among them: the main table's is untouched.
 func TestOwnTable(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.out()
-	s.ip("route add default via 192.0.2.1 dev out")
-	s.ip("-6 route add default via 2001:db8::1 dev out")
+	s.Out()
+	s.IP("route add default via 192.0.2.1 dev out")
+	s.IP("-6 route add default via 2001:db8::1 dev out")
 	table := func(args ...string) string {
-		out, err := s.run("ip", append(args, "route", "show", "table", "main")...)
+		out, err := s.Run("ip", append(args, "route", "show", "table", "main")...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,23 +92,23 @@ func TestOwnTable(t *testing.T) {
 	main4, main6 := table(), table("-6")
 	n := newNode(t, s, "a", addrsA, func(o *Options) { o.Table = 7777 })
 	routes := set("0.0.0.0/0", "10.8.0.0/16", "10.9.0.0/16", "::/0", "fd08::/64", "fd09::/64")
-	n.peer(newKey(t).Public(), datapath.Peer{Prefixes: routes})
+	n.Peer(nettest.NewKey(t).Public(), datapath.Peer{Prefixes: routes})
 	for range 2 {
-		st := n.read()
+		st := n.Have()
 		if len(st.Routes) != routes.Len() {
 			t.Errorf("routes are %v", st.Routes)
 		}
-		if ops := datapath.Plan(n.want, st); len(ops) > 0 {
+		if ops := datapath.Plan(n.Want, st); len(ops) > 0 {
 			t.Errorf("still to do: %v", ops)
 		}
-		n.sync()
+		n.Sync()
 	}
 	if now4, now6 := table(), table("-6"); now4 != main4 || !strings.Contains(now6, "default via 2001:db8::1") || strings.Contains(now6, "fd08::/64") {
 		t.Errorf("the main table was\n%s%s\nis\n%s%s", main4, main6, now4, now6)
 	}
-	n.want.Routes = nil
-	n.sync()
-	if st := n.read(); len(st.Routes) != 0 || table() != main4 {
+	n.Want.Routes = nil
+	n.Sync()
+	if st := n.Have(); len(st.Routes) != 0 || table() != main4 {
 		t.Errorf("without routes there are %v; main table\n%s", st.Routes, table())
 	}
 }
@@ -115,22 +117,22 @@ func TestOwnTable(t *testing.T) {
 // removes what is left of an earlier one, and nothing else.
 func TestRoutesGo(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	// Left by a process whose interface somebody made persistent.
-	s.ip("tuntap add mode tun name left0")
-	s.must(func() error { return mark("left0", "warren:warren0:87") })
-	s.ip("link set left0 up")
-	s.ip("route add 10.90.0.0/16 dev left0 proto 87 metric 50")
-	s.ip("route add 10.91.0.0/16 dev out proto 87 metric 50") // through another interface: somebody else's
+	s.IP("tuntap add mode tun name left0")
+	s.Must(func() error { return mark("left0", "warren:warren0:87") })
+	s.IP("link set left0 up")
+	s.IP("route add 10.90.0.0/16 dev left0 proto 87 metric 50")
+	s.IP("route add 10.91.0.0/16 dev out proto 87 metric 50") // through another interface: somebody else's
 	n := newNode(t, s, "a", addrsA)
-	first, second := newKey(t).Public(), newKey(t).Public()
-	n.peer(first, datapath.Peer{Prefixes: set("10.8.1.0/24", "10.8.2.0/24", "fd08::/64")})
-	n.peer(second, datapath.Peer{Prefixes: set("10.9.0.0/16")})
+	first, second := nettest.NewKey(t).Public(), nettest.NewKey(t).Public()
+	n.Peer(first, datapath.Peer{Prefixes: set("10.8.1.0/24", "10.8.2.0/24", "fd08::/64")})
+	n.Peer(second, datapath.Peer{Prefixes: set("10.9.0.0/16")})
 	routes := func() string {
-		out, err := s.run("ip", "-o", "route", "show", "table", "all", "proto", "87")
-		six, err6 := s.run("ip", "-6", "-o", "route", "show", "proto", "87")
+		out, err := s.Run("ip", "-o", "route", "show", "table", "all", "proto", "87")
+		six, err6 := s.Run("ip", "-6", "-o", "route", "show", "proto", "87")
 		if err := errors.Join(err, err6); err != nil {
 			t.Fatal(err)
 		}
@@ -145,18 +147,18 @@ func TestRoutesGo(t *testing.T) {
 		t.Errorf("routes are %s, want %s", got, want)
 	}
 	// One of its prefixes goes to the other, which has it still when the first is gone.
-	n.want.Peers[first] = datapath.Peer{Prefixes: set("10.8.1.0/24", "fd08::/64")}
-	n.want.Peers[second] = datapath.Peer{Prefixes: set("10.9.0.0/16", "10.8.2.0/24")}
-	n.sync()
-	delete(n.want.Peers, first)
-	delete(n.want.Routes, netip.MustParsePrefix("10.8.1.0/24"))
-	delete(n.want.Routes, netip.MustParsePrefix("fd08::/64"))
-	n.sync()
+	n.Want.Peers[first] = datapath.Peer{Prefixes: set("10.8.1.0/24", "fd08::/64")}
+	n.Want.Peers[second] = datapath.Peer{Prefixes: set("10.9.0.0/16", "10.8.2.0/24")}
+	n.Sync()
+	delete(n.Want.Peers, first)
+	delete(n.Want.Routes, netip.MustParsePrefix("10.8.1.0/24"))
+	delete(n.Want.Routes, netip.MustParsePrefix("fd08::/64"))
+	n.Sync()
 	if got, want := routes(), "10.8.2.0/24 10.9.0.0/16 10.91.0.0/16"; got != want {
 		t.Errorf("with one peer, routes are %s, want %s", got, want)
 	}
-	n.want.Peers, n.want.Routes = nil, nil
-	n.sync()
+	n.Want.Peers, n.Want.Routes = nil, nil
+	n.Sync()
 	if got, want := routes(), "10.91.0.0/16"; got != want {
 		t.Errorf("without peers, routes are %s, want %s", got, want)
 	}
@@ -165,14 +167,14 @@ func TestRoutesGo(t *testing.T) {
 // TestMTUOfWhatIsThere has an interface of ours with another MTU, and MTUs that IPv6 does not live with.
 func TestMTUOfWhatIsThere(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.out()
-	s.ip("tuntap add mode tun name warren0")
-	s.must(func() error { return mark("warren0", "warren:warren0:87") })
-	s.ip("link set warren0 mtu 1500 up")
+	s.Out()
+	s.IP("tuntap add mode tun name warren0")
+	s.Must(func() error { return mark("warren0", "warren:warren0:87") })
+	s.IP("link set warren0 mtu 1500 up")
 	n := newNode(t, s, "a", addrsA)
-	if got := n.read().Device.MTU; got != 1420 {
+	if got := n.Have().Device.MTU; got != 1420 {
 		t.Errorf("over 1500 bytes, the MTU is %d, want 1420", got)
 	}
 	for _, mtu := range []int{1200, 1279, MaxMTU + 1, -1} {
@@ -181,7 +183,7 @@ func TestMTUOfWhatIsThere(t *testing.T) {
 			t.Errorf("MTU %d: %v", mtu, err)
 		}
 	}
-	if st := n.read(); st.Device.MTU != 1420 || st.Addrs != addrsA {
+	if st := n.Have(); st.Device.MTU != 1420 || st.Addrs != addrsA {
 		t.Errorf("after MTUs were refused: MTU %d, addresses %v", st.Device.MTU, st.Addrs)
 	}
 }
@@ -189,15 +191,14 @@ func TestMTUOfWhatIsThere(t *testing.T) {
 // TestReversePath has a host that is strict about where packets come from, and routes that only marked packets take.
 func TestReversePath(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
-	sa, sb := newSpace(t), newSpace(t)
-	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
-	sa.sysctl("net/ipv4/conf/all/rp_filter", "1")
-	sa.ip("route add default via " + wire4b)
-	sa.ip("rule add fwmark 7 lookup 100")
+	nettest.NeedProgram(t, "ip")
+	sa, sb := wired(t)
+	sa.Sysctl("net/ipv4/conf/all/rp_filter", "1")
+	sa.IP("route add default via " + nettest.Wire4B)
+	sa.IP("rule add fwmark 7 lookup 100")
 	p := pair{newNode(t, sa, "a", addrsA, func(o *Options) { o.Table = 100 }), newNode(t, sb, "b", addrsB)}
-	p.connect(key.Preshared{}, false)
-	in, err := sb.listen("10.0.0.2:0")
+	p.connect(plain)
+	in, err := sb.Listen("tcp", "10.0.0.2:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +217,7 @@ func TestReversePath(t *testing.T) {
 			var err error
 			return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 7) }), err)
 		}, LocalAddr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)}}
-		return sa.in(func() error {
+		return sa.In(func() error {
 			c, err := d.Dial("tcp", in.Addr().String())
 			if err == nil {
 				c.Close()
@@ -225,7 +226,7 @@ func TestReversePath(t *testing.T) {
 		})
 	}
 	filtered := func() int {
-		out, err := sa.run("cat", "/proc/net/netstat")
+		out, err := sa.Run("cat", "/proc/net/netstat")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,13 +242,13 @@ func TestReversePath(t *testing.T) {
 		t.Errorf("on a strict host: %v; %d packets were filtered", err, filtered())
 	}
 	// Somebody makes the interface strict, too: what comes out of the tunnel is dropped, until that is brought back.
-	quiet(p.a.TUN)
-	sa.sysctl("net/ipv4/conf/warren0/rp_filter", "1")
-	notified(t, p.a.TUN, "a strict interface")
+	nettest.Quiet(p.a.TUN)
+	sa.Sysctl("net/ipv4/conf/warren0/rp_filter", "1")
+	nettest.Notified(t, p.a.TUN, "a strict interface")
 	if err := dial(time.Second); err == nil || filtered() == 0 {
 		t.Errorf("with a strict interface: %v; %d packets were filtered", err, filtered())
 	}
-	within(t, 5*time.Second, "it is brought back", func() bool { p.a.read(); return dial(time.Second) == nil })
+	nettest.Within(t, 5*time.Second, "it is brought back", func() bool { p.a.Have(); return dial(time.Second) == nil })
 }
 
 // TestNoTUN has a host without /dev/net/tun: New says what to do.
@@ -289,16 +290,16 @@ func TestInterfaceNames(t *testing.T) {
 	s := newSpace(t)
 	for _, name := range []string{"fifteen-bytes-0", "🕸🕸🕸"} {
 		n := newNode(t, s, "a", addrsA, func(o *Options) { o.Interface = name })
-		if !slices.Contains(s.links(), name) {
-			t.Errorf("links are %v, want %s", s.links(), name)
+		if !slices.Contains(s.Links(), name) {
+			t.Errorf("links are %v, want %s", s.Links(), name)
 		}
 		n.Close()
 	}
 	before := settled(s)
 	for _, name := range []string{"sixteen-bytes-00", strings.Repeat("🕸", 5), "wg/0", "a b", ".", "..", "wg%d", "a:b"} {
 		for what, err := range map[string]error{
-			"New":     func() error { d, err := New(Options{Interface: name, Namespace: s.path}); d.closeIfAny(); return err }(),
-			"Cleanup": Cleanup(t.Context(), Options{Interface: name, Namespace: s.path}),
+			"New":     func() error { d, err := New(Options{Interface: name, Namespace: s.Path}); d.closeIfAny(); return err }(),
+			"Cleanup": Cleanup(t.Context(), Options{Interface: name, Namespace: s.Path}),
 		} {
 			if !errors.Is(err, hostnet.ErrName) || !strings.Contains(err.Error(), strconv.Quote(name)) && !strings.Contains(err.Error(), name) {
 				t.Errorf("%s of interface %q: %v", what, name, err)
@@ -319,73 +320,67 @@ func (t *TUN) closeIfAny() {
 // TestUnderlayComesBack takes parts of the underlay away and gives them back. What does not need them goes on, and
 // what does goes on with them, without anybody's help.
 func TestUnderlayComesBack(t *testing.T) {
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	p := newPair(t)
-	p.connect(key.Preshared{}, false)
+	p.connect(plain)
 	sa, sb := p.a.space, p.b.space
 	// Another node in b's namespace, over IPv6.
 	c := newNode(t, sb, "c", set("10.0.0.3", "fd00::3"), func(o *Options) { o.Interface = "other0" })
-	at := func(addr string, n *node) netip.AddrPort {
-		return netip.AddrPortFrom(netip.MustParseAddr(addr), n.read().Device.ListenPort)
-	}
-	p.a.peer(c.public(), datapath.Peer{Endpoint: at(wire6b, c), Prefixes: c.want.Addrs})
+	p.a.Peer(c.Public(), datapath.Peer{Endpoint: c.At(nettest.Wire6B), Prefixes: c.Want.Addrs})
 	// Its answers are to go into its own interface, although b has a route to a, too.
-	c.want.Peers[p.a.public()] = datapath.Peer{Endpoint: at(wire6a, p.a), Prefixes: addrsA}
-	c.sync()
-	sb.ip("rule add from 10.0.0.3 lookup 333")
-	sb.ip("route add 10.0.0.1 dev other0 table 333")
+	c.Want.Peers[p.a.Public()] = datapath.Peer{Endpoint: p.a.At(nettest.Wire6A), Prefixes: addrsA}
+	c.Sync()
+	sb.IP("rule add from 10.0.0.3 lookup 333")
+	sb.IP("route add 10.0.0.1 dev other0 table 333")
 	p.works("at first")
-	stream := newStream(t, sa, sb, "10.0.0.3")
-	within(t, 20*time.Second, "all handshakes are over", func() bool { return stream.arrived() > 200 })
+	stream := nettest.NewStream(t, sa, sb, "10.0.0.3")
 
-	veth := slices.DeleteFunc(sa.links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
-	stream.during("IPv4 taken from the underlay, which the others do not need", func() string {
-		sa.ip("addr del " + wire4a + "/24 dev " + veth)
+	veth := slices.DeleteFunc(sa.Links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
+	stream.During("IPv4 taken from the underlay, which the others do not need", func() string {
+		sa.IP("addr del " + nettest.Wire4A + "/24 dev " + veth)
 		if err := tryDial(sa, "10.0.0.2:9", 300*time.Millisecond); errors.Is(err, unix.ECONNREFUSED) {
 			t.Error("b is reached without IPv4")
 		}
-		sa.ip("addr add " + wire4a + "/24 dev " + veth)
+		sa.IP("addr add " + nettest.Wire4A + "/24 dev " + veth)
 		p.works("IPv4 is back")
 		return "gone and back"
 	})
 
-	port := p.a.read().Device.ListenPort
+	port := p.a.Have().Device.ListenPort
 	for what, back := range map[string]func(){
-		"taken down": func() { sa.ip("link set " + veth + " up"); sa.ip("addr add " + wire6a + "/64 nodad dev " + veth) },
-		"deleted":    func() { wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64") },
+		"taken down": func() {
+			sa.IP("link set " + veth + " up")
+			sa.IP("addr add " + nettest.Wire6A + "/64 nodad dev " + veth)
+		},
+		"deleted": func() { nettest.Wire(sa.Space, sb.Space) },
 	} {
-		veth = slices.DeleteFunc(sa.links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
+		veth = slices.DeleteFunc(sa.Links(), func(l string) bool { return !strings.HasPrefix(l, "v") })[0]
 		if what == "deleted" {
-			sa.ip("link del " + veth)
+			sa.IP("link del " + veth)
 		} else {
-			sa.ip("link set " + veth + " down")
+			sa.IP("link set " + veth + " down")
 		}
 		if err := tryDial(sa, "10.0.0.2:9", 300*time.Millisecond); errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("%s: b is reached without an underlay", what)
 		}
-		if st := p.a.read(); !st.Device.Exists() || len(st.Peers) != 2 {
+		if st := p.a.Have(); !st.Device.Exists() || len(st.Peers) != 2 {
 			t.Errorf("%s: the device is %+v", what, st)
 		}
 		back()
 		p.works(what + ", and back")
-		before := stream.arrived()
-		within(t, 20*time.Second, what+", and back: IPv6 works", func() bool { return stream.arrived() > before })
-		if now := p.a.read().Device.ListenPort; now != port {
+		nettest.Within(t, 20*time.Second, what+", and back: IPv6 works", func() bool {
+			lost, _ := stream.Loses("IPv6, "+what+" and back", func() string { time.Sleep(20 * time.Millisecond); return "idle" })
+			return lost == 0
+		})
+		if now := p.a.Have().Device.ListenPort; now != port {
 			t.Errorf("%s: the port was %d, is %d", what, port, now)
 		}
 	}
 }
 
-// arrived is how many datagrams of a stream have.
-func (s *stream) arrived() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.got)
-}
-
 // tryDial says why a port where nobody listens does not answer: ECONNREFUSED is an answer.
 func tryDial(s *space, addr string, wait time.Duration) error {
-	return s.in(func() error {
+	return s.In(func() error {
 		c, err := (&net.Dialer{Timeout: wait}).Dial("tcp", addr)
 		if err == nil {
 			c.Close()

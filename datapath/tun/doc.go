@@ -9,11 +9,21 @@
 //
 // The interface ends with its process, whichever way that ends, and with Close: Linux takes it away with
 // the addresses on it, and with the routes into it. Nothing is left that leads to nobody; packets for the
-// mesh go by the host's other routes until the device is back. A process that is started again makes it anew,
+// mesh go by the host's other routes until the device is back, but for what Options.Guard has. A process that is started again makes it anew,
 // from what the mesh wants. What SourceLoopback put on the loopback interface stays, as it is meant to, and is
 // taken over by the next process; RemoveDevice and [Cleanup] remove it.
 //
 // Peers see a restart as silence, and shake hands again at once.
+//
+// # Routing
+//
+// With RoutingMain, the routes are in the main table, and what has an endpoint of a peer inside is refused by the
+// mesh. With RoutingPolicy they are in one of their own, and encrypted packets are marked and never looked up there: a
+// default route may lead into the device. Options.Guard then says what must not leave by another way. Rules and
+// guards that other programs remove are put back within milliseconds, at most four at once and two a second from then on.
+//
+// Where the host forwards, TCP connections into the device and out of it get segments that fit, by a table of
+// nftables. Forwarding itself is turned on by Options.Forward alone.
 //
 // # Namespaces
 //

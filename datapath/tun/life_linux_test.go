@@ -26,14 +26,15 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/datapath/key"
 )
 
 // works has a byte go to the other node and back.
 func (p pair) works(what string) {
-	t := p.a.t
+	t := p.a.T
 	t.Helper()
-	l, err := p.b.space.listen("10.0.0.2:0")
+	l, err := p.b.space.Listen("tcp", "10.0.0.2:0")
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
@@ -48,7 +49,7 @@ func (p pair) works(what string) {
 		}
 		served <- err
 	}()
-	c, err := p.a.space.dial(l.Addr().String())
+	c, err := p.a.space.Dial("tcp", l.Addr().String())
 	if err != nil {
 		l.Close()
 		<-served
@@ -68,17 +69,17 @@ func (p pair) works(what string) {
 // brought about as a mesh does, as it was.
 func TestOutsiders(t *testing.T) {
 	p := newPair(t)
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	a, b := p.a, p.b
-	p.connect(key.Preshared{}, false)
-	a.want.Device.ListenPort, a.want.Device.Mark = a.read().Device.ListenPort, 0x77
-	a.want.Device.MTU = a.read().Device.MTU
-	a.sync()
+	p.connect(plain)
+	a.Want.Device.ListenPort, a.Want.Device.Mark = a.Have().Device.ListenPort, 0x77
+	a.Want.Device.MTU = a.Have().Device.MTU
+	a.Sync()
 	p.works("at first")
-	stranger := newKey(t)
-	bk, sk, ok := hexOf(b.public()), hexOf(stranger.Public()), stranger.Bytes()
+	stranger := nettest.NewKey(t)
+	bk, sk, ok := hexOf(b.Public()), hexOf(stranger.Public()), stranger.Bytes()
 	set := func(text string) func() { return func() { outside(t, a.TUN, text) } }
-	ip := func(command string) func() { return func() { a.space.ip(command) } }
+	ip := func(command string) func() { return func() { a.space.IP(command) } }
 	for _, test := range []struct {
 		what string
 		do   func()
@@ -93,7 +94,7 @@ func TestOutsiders(t *testing.T) {
 		{"another port", set("listen_port=0\n")},
 		{"another mark", set("fwmark=1\n")},
 		{"another key", set("private_key=" + fmt.Sprintf("%x", ok) + "\n")},
-		{"the key of the peer", set("private_key=" + fmt.Sprintf("%x", b.want.Device.Key.Bytes()) + "\n")},
+		{"the key of the peer", set("private_key=" + fmt.Sprintf("%x", b.Want.Device.Key.Bytes()) + "\n")},
 		{"an address removed", ip("addr del 10.0.0.1/32 dev warren0")},
 		{"an IPv6 address removed", ip("addr del fd00::1/128 dev warren0")},
 		{"a route removed", ip("route del 10.0.0.2/32 dev warren0")},
@@ -101,25 +102,22 @@ func TestOutsiders(t *testing.T) {
 		{"a route added", ip("route add 10.77.0.0/16 dev warren0 proto 87 metric 50")},
 		{"another MTU", ip("link set warren0 mtu 1300")},
 		{"taken down", ip("link set warren0 down")},
-		{"renamed", func() { a.space.ip("link set warren0 down"); a.space.ip("link set warren0 name other0") }},
-		{"its mark removed", func() { a.space.must(func() error { return mark("warren0", "not ours") }) }},
+		{"renamed", func() { a.space.IP("link set warren0 down"); a.space.IP("link set warren0 name other0") }},
+		{"its mark removed", func() { a.space.Must(func() error { return mark("warren0", "not ours") }) }},
 		{"deleted", ip("link del warren0")},
 	} {
-		a.op.Lock()
-		time.Sleep(time.Until(a.mended.Add(mendEvery))) // it is bounded
-		a.op.Unlock()
-		quiet(a.TUN)
+		nettest.Quiet(a.TUN)
 		begun := time.Now()
 		test.do()
-		notified(t, a.TUN, test.what)
+		nettest.Notified(t, a.TUN, test.what)
 		took := time.Since(begun)
 		if took > 2*time.Second {
 			t.Errorf("%s: noticed after %v", test.what, took)
 		}
-		within(t, 10*time.Second, test.what+": is brought back", func() bool {
-			return datapath.Sync(t.Context(), a.TUN, a.want) == nil && len(datapath.Plan(a.want, a.read())) == 0
+		nettest.Within(t, 10*time.Second, test.what+": is brought back", func() bool {
+			return datapath.Sync(t.Context(), a.TUN, a.Want) == nil && len(datapath.Plan(a.Want, a.Have())) == 0
 		})
-		if links := a.space.links(); !slices.Contains(links, "warren0") || slices.Contains(links, "other0") {
+		if links := a.space.Links(); !slices.Contains(links, "warren0") || slices.Contains(links, "other0") {
 			t.Errorf("%s: links are %v", test.what, links)
 		}
 		p.works(test.what)
@@ -141,11 +139,11 @@ func mark(name, alias string) error {
 // TestTools has the programs that administrators use see and change the device.
 func TestTools(t *testing.T) {
 	s := newSpace(t)
-	s.out()
-	name := uniqueName(t)
+	s.Out()
+	name := nettest.UniqueName(t)
 	n := newNode(t, s, "a", addrsA, func(o *Options) { o.Interface, o.Socket = name, "" })
-	other := newKey(t).Public()
-	n.peer(other, datapath.Peer{Prefixes: addrsB})
+	other := nettest.NewKey(t).Public()
+	n.Peer(other, datapath.Peer{Prefixes: addrsB})
 
 	fi, err := os.Stat(socketPath(DefaultSocket, name))
 	if err != nil {
@@ -163,37 +161,37 @@ func TestTools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.PublicKey != wgtypes.Key(n.public().Bytes()) || len(d.Peers) != 1 || len(d.Peers[0].AllowedIPs) != 2 {
+	if d.PublicKey != wgtypes.Key(n.Public().Bytes()) || len(d.Peers) != 1 || len(d.Peers[0].AllowedIPs) != 2 {
 		t.Errorf("wgctrl sees %+v", d)
 	}
-	quiet(n.TUN)
+	nettest.Quiet(n.TUN)
 	err = c.ConfigureDevice(name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: wgtypes.Key(other.Bytes()), Remove: true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	notified(t, n.TUN, "a peer removed by wgctrl")
-	if len(n.read().Peers) != 0 {
+	nettest.Notified(t, n.TUN, "a peer removed by wgctrl")
+	if len(n.Have().Peers) != 0 {
 		t.Error("the peer that wgctrl removed is there")
 	}
-	n.sync()
+	n.Sync()
 
-	wg := needProgram(t, "wg")
-	out, err := s.run(wg, "show", name, "allowed-ips")
+	wg := nettest.NeedProgram(t, "wg")
+	out, err := s.Run(wg, "show", name, "allowed-ips")
 	b := other.Bytes()
 	if want := base64.StdEncoding.EncodeToString(b[:]) + "\t10.0.0.2/32 fd00::2/128\n"; err != nil || out != want {
 		t.Errorf("wg shows %q, %v; want %q", out, err, want)
 	}
-	quiet(n.TUN)
-	if _, err := s.run(wg, "set", name, "peer", base64.StdEncoding.EncodeToString(b[:]), "persistent-keepalive", "25"); err != nil {
+	nettest.Quiet(n.TUN)
+	if _, err := s.Run(wg, "set", name, "peer", base64.StdEncoding.EncodeToString(b[:]), "persistent-keepalive", "25"); err != nil {
 		t.Fatal(err)
 	}
-	notified(t, n.TUN, "a keepalive set by wg")
-	if k := n.read().Peers[other].Keepalive; k != 25*time.Second {
+	nettest.Notified(t, n.TUN, "a keepalive set by wg")
+	if k := n.Have().Peers[other].Keepalive; k != 25*time.Second {
 		t.Errorf("the keepalive is %v", k)
 	}
-	n.sync()
+	n.Sync()
 	dir := folder(t)
-	conf, err := s.run(wg, "showconf", name)
+	conf, err := s.Run(wg, "showconf", name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,16 +199,16 @@ func TestTools(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.Split(conf, "[Peer]")[0]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	quiet(n.TUN)
-	if _, err := s.run(wg, "syncconf", name, file); err != nil {
+	nettest.Quiet(n.TUN)
+	if _, err := s.Run(wg, "syncconf", name, file); err != nil {
 		t.Fatal(err)
 	}
-	notified(t, n.TUN, "wg syncconf")
-	if len(n.read().Peers) != 0 {
+	nettest.Notified(t, n.TUN, "wg syncconf")
+	if len(n.Have().Peers) != 0 {
 		t.Error("the peer that wg syncconf removed is there")
 	}
-	n.sync()
-	n.apply(datapath.RemoveDevice{})
+	n.Sync()
+	n.Do(datapath.RemoveDevice{})
 	if _, err := os.Stat(socketPath(DefaultSocket, name)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket of a device that was removed: %v", err)
 	}
@@ -221,7 +219,7 @@ const fs0600 = os.ModeSocket | 0o600
 // TestSocket is about the file: who has it, and clients that do not behave.
 func TestSocket(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	dir := folder(t)
 	use := func(o *Options) { o.Socket = dir }
 	path := socketPath(dir, DefaultInterface)
@@ -254,33 +252,33 @@ func TestSocket(t *testing.T) {
 	_, _ = io.WriteString(c, "set=1\nreplace_peers=true\n")
 	time.Sleep(20 * time.Millisecond)
 	begun := time.Now()
-	n.peer(newKey(t).Public(), datapath.Peer{Prefixes: addrsB})
+	n.Peer(nettest.NewKey(t).Public(), datapath.Peer{Prefixes: addrsB})
 	if took := time.Since(begun); took > 2*time.Second {
 		t.Errorf("with a client that says no more, a change takes %v", took)
 	}
 
 	// A port that is taken leaves the device on the one it has.
-	port := n.read().Device.ListenPort
+	port := n.Have().Device.ListenPort
 	var taken *net.UDPConn
-	s.must(func() (err error) { taken, err = net.ListenUDP("udp", nil); return err })
+	s.Must(func() (err error) { taken, err = net.ListenUDP("udp", nil); return err })
 	defer taken.Close()
 	if answer, err := say(path, fmt.Sprintf("set=1\nlisten_port=%d\n", taken.LocalAddr().(*net.UDPAddr).Port)); err != nil || answer != "errno=-98\n" {
 		t.Errorf("a port that is taken: %q, %v", answer, err)
 	}
-	if now := n.read().Device.ListenPort; now != port {
+	if now := n.Have().Device.ListenPort; now != port {
 		t.Errorf("the port was %d and is %d", port, now)
 	}
 
 	// One that is in use is left alone, and so is a file that is no socket.
 	other := newSpace(t)
-	other.out()
+	other.Out()
 	second := other.tun(t, use)
-	set := datapath.SetDevice{Device: datapath.Device{Key: newKey(t)}}
+	set := datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}}
 	err = second.Apply(t.Context(), set)
 	if !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "this process") {
 		t.Errorf("a device whose socket is in use: %v", err)
 	}
-	if links := other.links(); slices.Contains(links, DefaultInterface) {
+	if links := other.Links(); slices.Contains(links, DefaultInterface) {
 		t.Errorf("half a device is left: %v", links)
 	}
 	if _, err := say(path, "get=1\n"); err != nil {
@@ -306,7 +304,7 @@ func TestSocket(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*time.Second, "the socket is back", func() bool { _, err := say(path, "get=1\n"); return err == nil })
+	nettest.Within(t, 5*time.Second, "the socket is back", func() bool { _, err := say(path, "get=1\n"); return err == nil })
 	_ = os.Remove(path)
 	if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
 		t.Fatal(err)
@@ -327,10 +325,10 @@ func TestSocket(t *testing.T) {
 // TestInTheWay is about a link that has the name already.
 func TestInTheWay(t *testing.T) {
 	s := newSpace(t)
-	s.out()
-	needProgram(t, "ip")
-	set := datapath.SetDevice{Device: datapath.Device{Key: newKey(t)}}
-	s.ip("link add warren0 type veth peer name x")
+	s.Out()
+	nettest.NeedProgram(t, "ip")
+	set := datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}}
+	s.IP("link add warren0 type veth peer name x")
 	d := s.tun(t)
 	err := d.Apply(t.Context(), set)
 	if f := (*hostnet.ForeignError)(nil); !errors.As(err, &f) || !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(err.Error(), "warren0") || !strings.Contains(err.Error(), "veth") {
@@ -339,10 +337,10 @@ func TestInTheWay(t *testing.T) {
 	if err := d.Apply(t.Context(), datapath.RemoveDevice{}); err != nil {
 		t.Error(err)
 	}
-	if !slices.Contains(s.links(), "warren0") {
+	if !slices.Contains(s.Links(), "warren0") {
 		t.Error("it was removed")
 	}
-	s.ip("link del warren0")
+	s.IP("link del warren0")
 
 	// Another device with the same settings.
 	if err := d.Apply(t.Context(), set); err != nil {
@@ -371,13 +369,13 @@ func TestInTheWay(t *testing.T) {
 	}
 
 	// One that somebody made persistent, with our mark.
-	s.ip("tuntap add mode tun name left0")
-	s.must(func() error { return mark("left0", "warren:warren0:87") })
+	s.IP("tuntap add mode tun name left0")
+	s.Must(func() error { return mark("left0", "warren:warren0:87") })
 	third := s.tun(t)
 	if err := third.Apply(t.Context(), set); err != nil {
 		t.Errorf("with one that is left: %v", err)
 	}
-	if links := s.links(); slices.Contains(links, "left0") || !slices.Contains(links, "warren0") {
+	if links := s.Links(); slices.Contains(links, "left0") || !slices.Contains(links, "warren0") {
 		t.Errorf("links are %v", links)
 	}
 }
@@ -451,20 +449,20 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 // TestWithoutIPv6 has a port on a host that was told to do without IPv6.
 func TestWithoutIPv6(t *testing.T) {
 	s := newSpace(t)
-	s.out()
-	s.sysctl("net/ipv6/conf/all/disable_ipv6", "1")
-	s.sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+	s.Out()
+	s.Sysctl("net/ipv6/conf/all/disable_ipv6", "1")
+	s.Sysctl("net/ipv6/conf/default/disable_ipv6", "1")
 	n := newNode(t, s, "a", set("10.0.0.1"))
-	st := n.read()
+	st := n.Have()
 	if st.Device.ListenPort == 0 || st.Host.IPv6 || !st.Host.IPv4 {
 		t.Errorf("port %d, IPv4 %t, IPv6 %t", st.Device.ListenPort, st.Host.IPv4, st.Host.IPv6)
 	}
-	sockets, err := s.run("cat", "/proc/net/udp")
+	sockets, err := s.Run("cat", "/proc/net/udp")
 	if want := fmt.Sprintf(":%04X ", st.Device.ListenPort); err != nil || !strings.Contains(sockets, want) {
 		t.Errorf("no socket has port %d: %s, %v", st.Device.ListenPort, sockets, err)
 	}
-	n.want.Device.ListenPort = 51999
-	n.sync()
+	n.Want.Device.ListenPort = 51999
+	n.Sync()
 	if err := n.Apply(t.Context(), datapath.AddAddrs{Addrs: set("fd00::1")}); !errors.Is(err, hostnet.ErrFamily) {
 		t.Errorf("an IPv6 address: %v", err)
 	}
@@ -472,34 +470,34 @@ func TestWithoutIPv6(t *testing.T) {
 
 // TestUnderlayNamespace has the interface in one namespace, which has no other, and the sockets in another.
 func TestUnderlayNamespace(t *testing.T) {
-	under, inner, sb := newSpace(t), newSpace(t), newSpace(t)
-	wire(under, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
-	under.narrow(1400)
-	a := newNode(t, inner, "a", addrsA, func(o *Options) { o.UnderlayNamespace = under.path })
+	under, sb := wired(t)
+	inner := newSpace(t)
+	under.Narrow(1400)
+	a := newNode(t, inner, "a", addrsA, func(o *Options) { o.UnderlayNamespace = under.Path })
 	p := pair{a, newNode(t, sb, "b", addrsB)}
-	p.connect(key.Preshared{}, false)
+	p.connect(plain)
 	p.works("sockets elsewhere")
-	st := a.read()
-	if st.Host.Underlay != datapath.UnderlaySeparate || st.Host.UnderlayMTU != 1400 || st.Device.MTU != 1320 || st.Host.Addrs != set(wire4a, wire6a) || !st.Host.IPv4 || !st.Host.Connected.IsEmpty() {
+	st := a.Have()
+	if st.Host.Underlay != datapath.UnderlaySeparate || st.Host.UnderlayMTU != 1400 || st.Device.MTU != 1320 || st.Host.Addrs != set(nettest.Wire4A, nettest.Wire6A) || !st.Host.IPv4 || !st.Host.Connected.IsEmpty() {
 		t.Errorf("MTU %d, host %+v", st.Device.MTU, st.Host)
 	}
-	if links := under.links(); slices.Contains(links, DefaultInterface) {
+	if links := under.Links(); slices.Contains(links, DefaultInterface) {
 		t.Errorf("links of the underlay: %v", links)
 	}
 	// Another port is opened there too.
 	outside(t, a.TUN, "listen_port=51998\n")
 	var c *net.UDPConn
-	under.must(func() (err error) { c, err = net.ListenUDP("udp", &net.UDPAddr{Port: 51997}); return err })
+	under.Must(func() (err error) { c, err = net.ListenUDP("udp", &net.UDPAddr{Port: 51997}); return err })
 	defer c.Close()
 	err := a.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{ListenPort: 51997}})
 	if !errors.Is(err, datapath.ErrPortInUse) || !strings.Contains(err.Error(), "process") {
 		t.Errorf("a port that is taken there: %v", err)
 	}
-	p.b.want.Peers[a.public()] = datapath.Peer{Endpoint: netip.MustParseAddrPort(wire4a + ":51998"), Prefixes: addrsA}
-	p.b.sync()
+	p.b.Want.Peers[a.Public()] = datapath.Peer{Endpoint: netip.MustParseAddrPort(nettest.Wire4A + ":51998"), Prefixes: addrsA}
+	p.b.Sync()
 	p.works("on another port")
 	// Both the same is one.
-	same := sb.tun(t, func(o *Options) { o.Interface, o.UnderlayNamespace = "other0", sb.path })
+	same := sb.tun(t, func(o *Options) { o.Interface, o.UnderlayNamespace = "other0", sb.Path })
 	if st, err := same.Read(t.Context()); err != nil || st.Host.Underlay != datapath.UnderlayShared {
 		t.Errorf("host %+v, %v", st.Host, err)
 	}
@@ -508,14 +506,17 @@ func TestUnderlayNamespace(t *testing.T) {
 // TestHereByDefault has New called by a thread that is in another namespace than the process.
 func TestHereByDefault(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	var d *TUN
-	s.must(func() (err error) { d, err = New(Options{Interface: uniqueName(t), Socket: NoSocket}); return err })
+	s.Must(func() (err error) {
+		d, err = New(Options{Interface: nettest.UniqueName(t), Socket: NoSocket})
+		return err
+	})
 	defer d.Close()
-	if err := d.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: newKey(t)}}); err != nil {
+	if err := d.Apply(t.Context(), datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}}); err != nil {
 		t.Fatal(err)
 	}
-	if links := s.links(); !slices.Contains(links, d.opts.Interface) {
+	if links := s.Links(); !slices.Contains(links, d.opts.Interface) {
 		t.Errorf("links of the namespace: %v", links)
 	}
 }
@@ -526,8 +527,8 @@ type count struct{ goroutines, fds, threads, links, routes, rules int }
 func counted(s *space) count {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	threads, _ := os.ReadDir("/proc/self/task")
-	c := count{goroutines: runtime.NumGoroutine(), fds: len(fds), threads: len(threads), links: len(s.links())}
-	s.must(func() error {
+	c := count{goroutines: runtime.NumGoroutine(), fds: len(fds), threads: len(threads), links: len(s.Links())}
+	s.Must(func() error {
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 			routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 			if err != nil {
@@ -564,8 +565,8 @@ func inUse() uint64 {
 // TestLeaks starts and stops a thousand devices, ending them in every way.
 func TestLeaks(t *testing.T) {
 	s := newSpace(t)
-	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
-	s.out()
+	s.Sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
+	s.Out()
 	dir := folder(t)
 	const workers = 3
 	rounds := 1000
@@ -579,14 +580,14 @@ func TestLeaks(t *testing.T) {
 	for w := range states {
 		theirs := set(fmt.Sprintf("10.0.%d.2", w), fmt.Sprintf("fd00:%d::2", w))
 		states[w] = datapath.State{
-			Device: datapath.Device{Key: newKey(t)}, Addrs: set(fmt.Sprintf("10.0.%d.1", w), fmt.Sprintf("fd00:%d::1", w)),
+			Device: datapath.Device{Key: nettest.NewKey(t)}, Addrs: set(fmt.Sprintf("10.0.%d.1", w), fmt.Sprintf("fd00:%d::1", w)),
 			Routes: map[netip.Prefix]netip.Addr{theirs.At(0): {}},
-			Peers:  map[key.Public]datapath.Peer{newKey(t).Public(): {Prefixes: theirs, Endpoint: netip.MustParseAddrPort("192.0.2.77:9")}},
+			Peers:  map[key.Public]datapath.Peer{nettest.NewKey(t).Public(): {Prefixes: theirs, Endpoint: netip.MustParseAddrPort("192.0.2.77:9")}},
 		}
 	}
 	round := func(w, i int) error {
 		name := fmt.Sprint("leak", w)
-		d, err := New(Options{Namespace: s.path, Interface: name, Socket: dir})
+		d, err := New(Options{Namespace: s.Path, Interface: name, Socket: dir})
 		if err != nil {
 			return err
 		}
@@ -604,7 +605,7 @@ func TestLeaks(t *testing.T) {
 		case 2:
 			go func() { _, _ = d.Read(context.Background()) }()
 		case 3:
-			_, _ = s.run("ip", "link", "del", name)
+			_, _ = s.Run("ip", "link", "del", name)
 		case 4:
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -660,12 +661,12 @@ func TestLeaks(t *testing.T) {
 func TestTwo(t *testing.T) {
 	p := newPair(t)
 	s := p.a.space
-	p.connect(key.Preshared{}, false)
+	p.connect(plain)
 	other := newNode(t, s, "other", set("10.5.0.1", "fd05::1"), func(o *Options) { o.Interface, o.Protocol = "other0", 88 })
-	k := newKey(t).Public()
-	other.peer(k, datapath.Peer{Prefixes: set("10.5.0.0/24"), Endpoint: netip.MustParseAddrPort("192.0.2.77:9")})
-	before := p.a.read()
-	if got := other.read(); got.Device.ListenPort == before.Device.ListenPort || len(got.Peers) != 1 || !other.want.Addrs.Intersect(before.Addrs).IsEmpty() {
+	k := nettest.NewKey(t).Public()
+	other.Peer(k, datapath.Peer{Prefixes: set("10.5.0.0/24"), Endpoint: netip.MustParseAddrPort("192.0.2.77:9")})
+	before := p.a.Have()
+	if got := other.Have(); got.Device.ListenPort == before.Device.ListenPort || len(got.Peers) != 1 || !other.Want.Addrs.Intersect(before.Addrs).IsEmpty() {
 		t.Errorf("the other is %+v", got)
 	}
 	var wg sync.WaitGroup
@@ -674,7 +675,7 @@ func TestTwo(t *testing.T) {
 			for i := range 50 {
 				q := set(fmt.Sprintf("10.6.%d.0/24", i))
 				peer := key.Public{}
-				for k := range n.want.Peers {
+				for k := range n.Want.Peers {
 					peer = k
 				}
 				err := n.Apply(t.Context(), datapath.PutPeer{Key: peer, Peer: datapath.Peer{Prefixes: q}}, datapath.DropPrefixes{Key: peer, Prefixes: q})
@@ -689,7 +690,7 @@ func TestTwo(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Error(err)
 	}
-	if got := p.a.read(); !got.Equal(before) {
+	if got := p.a.Have(); !got.Equal(before) {
 		t.Errorf("the end of the other changed this one from\n%+v\nto\n%+v", before, got)
 	}
 	p.works("without the other device")
@@ -698,15 +699,15 @@ func TestTwo(t *testing.T) {
 // TestCleanup removes all that a device left, and nothing of others.
 func TestCleanup(t *testing.T) {
 	s := newSpace(t)
-	s.sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
-	s.out()
+	s.Sysctl("net/ipv6/conf/default/addr_gen_mode", "1") // no link-local addresses, which come by and by
+	s.Out()
 	dir := folder(t)
-	o := Options{Namespace: s.path, Socket: dir, Sources: SourceLoopback}
-	needProgram(t, "ip")
+	o := Options{Namespace: s.Path, Socket: dir, Sources: SourceLoopback}
+	nettest.NeedProgram(t, "ip")
 	shown := func() string {
 		var all string
 		for _, what := range []string{"link", "addr", "route show table all", "-6 route show table all", "rule"} {
-			out, err := s.run("ip", strings.Fields("-oneline "+what)...)
+			out, err := s.Run("ip", strings.Fields("-oneline "+what)...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -714,19 +715,19 @@ func TestCleanup(t *testing.T) {
 		}
 		return all
 	}
-	within(t, 5*time.Second, "the links have a carrier", func() bool { return !strings.Contains(shown(), "LOWERLAYERDOWN") })
+	nettest.Within(t, 5*time.Second, "the links have a carrier", func() bool { return !strings.Contains(shown(), "LOWERLAYERDOWN") })
 	before := shown()
 	n := newNode(t, s, "a", addrsA, func(to *Options) { *to = o })
-	n.peer(newKey(t).Public(), datapath.Peer{Prefixes: addrsB})
+	n.Peer(nettest.NewKey(t).Public(), datapath.Peer{Prefixes: addrsB})
 	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if links := s.links(); slices.Contains(links, DefaultInterface) {
+	if links := s.Links(); slices.Contains(links, DefaultInterface) {
 		t.Errorf("after Close there are %v", links)
 	}
 	// The next process takes over the addresses, and makes the rest anew.
 	again := newNode(t, s, "again", addrsA, func(to *Options) { *to = o })
-	again.peer(newKey(t).Public(), datapath.Peer{Prefixes: addrsB})
+	again.Peer(nettest.NewKey(t).Public(), datapath.Peer{Prefixes: addrsB})
 	if err := again.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -787,10 +788,10 @@ func child(namespace string) {
 // TestKilled has a process with a device killed. What it leaves is nobody's, and is in nobody's way.
 func TestKilled(t *testing.T) {
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	dir := folder(t)
 	cmd := exec.Command("/proc/self/exe", dir)
-	cmd.Env = append(os.Environ(), childOf+"="+s.path)
+	cmd.Env = append(os.Environ(), childOf+"="+s.Path)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -806,14 +807,15 @@ func TestKilled(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the process says %q, %v", line, err)
 	}
-	n := &node{TUN: s.tun(t, func(o *Options) { *o = childOptions(s.path, dir) }), t: t, space: s, name: "next", want: childState(newKey(t))}
-	set := datapath.SetDevice{Device: n.want.Device}
+	d := s.tun(t, func(o *Options) { *o = childOptions(s.Path, dir) })
+	n := &node{d, &nettest.Node{T: t, Name: "next", Path: d, Want: childState(nettest.NewKey(t))}, s}
+	set := datapath.SetDevice{Device: n.Want.Device}
 	err = n.Apply(t.Context(), set)
 	if pid := fmt.Sprintf("process %d ", cmd.Process.Pid); !errors.Is(err, datapath.ErrNoDevice) || !strings.Contains(fmt.Sprint(err), pid) {
 		t.Errorf("while the process runs: %v", err)
 	}
-	n.apply(datapath.RemoveDevice{})
-	if links := s.links(); !slices.Contains(links, DefaultInterface) {
+	n.Do(datapath.RemoveDevice{})
+	if links := s.Links(); !slices.Contains(links, DefaultInterface) {
 		t.Errorf("RemoveDevice took the device of the process: %v", links)
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -821,16 +823,16 @@ func TestKilled(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	begun := time.Now()
-	if links := s.links(); slices.Contains(links, DefaultInterface) {
+	if links := s.Links(); slices.Contains(links, DefaultInterface) {
 		t.Errorf("the device outlives its process: %v", links)
 	}
-	n.sync()
+	n.Sync()
 	t.Logf("a new device after %v", time.Since(begun).Round(time.Millisecond))
 	if _, err := say(socketPath(dir, DefaultInterface), "get=1\n"); err != nil {
 		t.Error(err)
 	}
-	n.apply(datapath.RemoveDevice{})
-	if a := n.read().Addrs; !a.IsEmpty() {
+	n.Do(datapath.RemoveDevice{})
+	if a := n.Have().Addrs; !a.IsEmpty() {
 		t.Errorf("addresses are left: %v", a)
 	}
 }

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
 )
 
 // clonePath is where a TUN interface comes from: Documentation/networking/tuntap.rst of Linux.
@@ -144,12 +146,12 @@ func check(path string, namespaces bool) error {
 
 // stillHeld is held, after a moment in which that may pass: a child that another goroutine is starting has the file
 // of an interface that was closed meanwhile until it runs a program of its own, and keeps it for as long.
-func (t *TUN) stillHeld(ctx context.Context) (held, left bool, err error) {
+func stillHeld(ctx context.Context, h *hostnet.Host) (inUse, left bool, err error) {
 	const moment = 200 * time.Millisecond
 	for end := time.Now().Add(moment); ; time.Sleep(5 * time.Millisecond) {
-		held, left, err = t.held(ctx)
-		if !held || err != nil || time.Now().After(end) {
-			return held, left, err
+		inUse, left, err = held(ctx, h)
+		if !inUse || err != nil || time.Now().After(end) {
+			return inUse, left, err
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/registry"
 	"github.com/warren-mesh/warren/mesh/registry/memory"
@@ -33,7 +34,7 @@ func join(t testing.TB, d *TUN, reg registry.Registry, name, underlay string, ad
 // joinOver is join with something between the mesh and the device.
 func joinOver(t testing.TB, d *TUN, over datapath.Datapath, reg registry.Registry, name, underlay string, addrs ...string) member {
 	t.Helper()
-	c := mesh.Config{Node: name, Registry: reg, Datapath: over, Key: newKey(t), Endpoints: []mesh.Endpoint{mesh.MustEndpoint(underlay + ":0")}, Audit: 2 * time.Second}
+	c := mesh.Config{Node: name, Registry: reg, Datapath: over, Key: nettest.NewKey(t), Endpoints: []mesh.Endpoint{mesh.MustEndpoint(underlay + ":0")}, Audit: 2 * time.Second}
 	for _, a := range addrs {
 		c.Addresses = append(c.Addresses, netip.MustParseAddr(a))
 	}
@@ -66,10 +67,15 @@ func (m member) view() view.View {
 	return v
 }
 
+// across is a pair of namespaces whose nodes are of a mesh.
+func across(t testing.TB, a, b *space) pair {
+	return pair{&node{Node: &nettest.Node{T: t}, space: a}, &node{Node: &nettest.Node{T: t}, space: b}}
+}
+
 // knows waits until m has as many peers, each with routes for its addresses.
 func (m member) knows(t testing.TB, peers int) {
 	t.Helper()
-	within(t, 10*time.Second, "the nodes know each other", func() bool {
+	nettest.Within(t, 10*time.Second, "the nodes know each other", func() bool {
 		s, err := m.TUN.Read(t.Context())
 		return err == nil && len(s.Peers) == peers && len(s.Routes) >= peers
 	})
@@ -88,18 +94,19 @@ func (m member) knows(t testing.TB, peers int) {
 //
 // They share nothing, so that the end of one costs the other no packet.
 func TestTwoMeshes(t *testing.T) {
-	sa, sb, sc := newSpace(t), newSpace(t), newSpace(t)
-	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
-	wire(sa, sc, "198.51.100.1/24", "198.51.100.2/24", "2001:db8:1::1/64", "2001:db8:1::2/64")
+	sa, sb := wired(t)
+	sc := newSpace(t)
+	nettest.Join(nettest.End{Space: sa.Space, Name: "c", Addrs: []string{"198.51.100.1/24"}}, nettest.End{Space: sc.Space, Name: "a", Addrs: []string{"198.51.100.2/24"}})
+	nettest.Reach(sa.Space, sc.Space, "198.51.100.2")
 	dir := folder(t)
 	red, blue := memory.New(), memory.New()
 	open := func(name string) *TUN {
 		return sa.tun(t, func(o *Options) { o.Interface, o.Socket = name, dir })
 	}
-	start := func() member { return join(t, open("mesh0"), red, "a", wire4a, "10.0.0.1") }
+	start := func() member { return join(t, open("mesh0"), red, "a", nettest.Wire4A, "10.0.0.1") }
 	m0 := start()
 	m1 := join(t, open("mesh1"), blue, "a", "198.51.100.1", "10.1.0.1")
-	far0 := join(t, sb.tun(t), red, "b", wire4b, "10.0.0.2")
+	far0 := join(t, sb.tun(t), red, "b", nettest.Wire4B, "10.0.0.2")
 	far1 := join(t, sc.tun(t), blue, "c", "198.51.100.2", "10.1.0.2")
 	for _, m := range []member{m0, m1, far0, far1} {
 		m.knows(t, 1)
@@ -117,14 +124,13 @@ func TestTwoMeshes(t *testing.T) {
 			t.Errorf("the socket of %s: %v", name, err)
 		}
 	}
-	(pair{a: &node{t: t, space: sa}, b: &node{t: t, space: sb}}).works("over the one mesh")
-	stream := newStream(t, sa, sc, "10.1.0.2")
-	within(t, 20*time.Second, "all handshakes are over", func() bool { return stream.arrived() > 200 })
-	stream.during("the other mesh ends, and is back", func() string {
+	across(t, sa, sb).works("over the one mesh")
+	stream := nettest.NewStream(t, sa, sc, "10.1.0.2")
+	stream.During("the other mesh ends, and is back", func() string {
 		const times = 5
 		for range times {
 			m0.stop()
-			if links := sa.links(); slices.Contains(links, "mesh0") || !slices.Contains(links, "mesh1") {
+			if links := sa.Links(); slices.Contains(links, "mesh0") || !slices.Contains(links, "mesh1") {
 				t.Errorf("links are %v", links)
 			}
 			if _, err := say(socketPath(dir, "mesh0"), "get=1\n"); err == nil {
@@ -132,7 +138,7 @@ func TestTwoMeshes(t *testing.T) {
 			}
 			m0 = start()
 			m0.knows(t, 1)
-			(pair{a: &node{t: t, space: sa}, b: &node{t: t, space: sb}}).works("over the one mesh again")
+			across(t, sa, sb).works("over the one mesh again")
 		}
 		return fmt.Sprint(times, " times")
 	})
@@ -146,16 +152,15 @@ func TestTwoMeshes(t *testing.T) {
 // IPv6.
 func TestMeshWithoutIPv6(t *testing.T) {
 	t.Parallel()
-	sa, sb := newSpace(t), newSpace(t)
-	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
+	sa, sb := wired(t)
 	for _, of := range []string{"all", "default"} {
-		sa.sysctl("net/ipv6/conf/"+of+"/disable_ipv6", "1")
+		sa.Sysctl("net/ipv6/conf/"+of+"/disable_ipv6", "1")
 	}
 	reg := memory.New()
-	a := join(t, sa.tun(t), reg, "a", wire4a, "10.0.0.1", "fd00::1")
-	join(t, sb.tun(t), reg, "b", wire4b, "10.0.0.2", "fd00::2").knows(t, 1)
-	p := pair{a: &node{t: t, space: sa}, b: &node{t: t, space: sb}}
-	within(t, 10*time.Second, "IPv4 has its route", func() bool {
+	a := join(t, sa.tun(t), reg, "a", nettest.Wire4A, "10.0.0.1", "fd00::1")
+	join(t, sb.tun(t), reg, "b", nettest.Wire4B, "10.0.0.2", "fd00::2").knows(t, 1)
+	p := across(t, sa, sb)
+	nettest.Within(t, 10*time.Second, "IPv4 has its route", func() bool {
 		s, err := a.TUN.Read(t.Context())
 		_, ok := s.Routes[netip.MustParsePrefix("10.0.0.2/32")]
 		return err == nil && ok
@@ -169,21 +174,21 @@ func TestMeshWithoutIPv6(t *testing.T) {
 		}
 		return said
 	}
-	within(t, 10*time.Second, "both the address and the route are said to be lacking", func() bool {
+	nettest.Within(t, 10*time.Second, "both the address and the route are said to be lacking", func() bool {
 		s := failed()
 		return slices.ContainsFunc(s, func(s string) bool { return strings.Contains(s, "fd00::1") }) &&
 			slices.ContainsFunc(s, func(s string) bool { return strings.Contains(s, "fd00::2") })
 	})
 	t.Logf("without IPv6: %v", failed())
 	for _, of := range []string{"all", "default", "warren0"} {
-		sa.sysctl("net/ipv6/conf/"+of+"/disable_ipv6", "0")
+		sa.Sysctl("net/ipv6/conf/"+of+"/disable_ipv6", "0")
 	}
-	took := within(t, 10*time.Second, "IPv6 is there, and nothing is lacking", func() bool {
+	took := nettest.Within(t, 10*time.Second, "IPv6 is there, and nothing is lacking", func() bool {
 		s, err := a.TUN.Read(t.Context())
 		return err == nil && s.Addrs == addrsA && len(s.Routes) == 2 && len(failed()) == 0
 	})
 	t.Logf("with IPv6: all is there after %v", took.Round(time.Millisecond))
-	c, err := sa.dial("[fd00::2]:9")
+	c, err := sa.Dial("tcp", "[fd00::2]:9")
 	if err == nil {
 		c.Close()
 	} else if !strings.Contains(err.Error(), "refused") {
@@ -219,28 +224,28 @@ func (c *counting) count() int {
 // is not raced for, and is there in the end.
 func TestRouteDeletedAgain(t *testing.T) {
 	t.Parallel()
-	needProgram(t, "ip")
+	nettest.NeedProgram(t, "ip")
 	s := newSpace(t)
-	s.out()
+	s.Out()
 	reg := memory.New()
 	d := &counting{TUN: s.tun(t)}
 	m := joinOver(t, d.TUN, d, reg, "a", "192.0.2.9", "10.0.0.1")
 	far := newSpace(t)
-	far.out()
+	far.Out()
 	join(t, far.tun(t), reg, "b", "192.0.2.10", "10.0.0.2")
 	m.knows(t, 1)
 	there := func() bool {
-		out, err := s.run("ip", "route", "show", "10.0.0.2")
+		out, err := s.Run("ip", "route", "show", "10.0.0.2")
 		return err == nil && strings.Contains(out, "proto 87")
 	}
 	remove := func() bool {
-		_, err := s.run("ip", "route", "del", "10.0.0.2", "dev", "warren0")
+		_, err := s.Run("ip", "route", "del", "10.0.0.2", "dev", "warren0")
 		return err == nil
 	}
 	if !remove() {
 		t.Fatal("there was no route")
 	}
-	t.Logf("deleted once: back after %v", within(t, 5*time.Second, "a route that was deleted once is back", there).Round(time.Millisecond))
+	t.Logf("deleted once: back after %v", nettest.Within(t, 5*time.Second, "a route that was deleted once is back", there).Round(time.Millisecond))
 	before, deleted, begun := d.count(), 0, time.Now()
 	for time.Since(begun) < 4*time.Second {
 		if remove() {
@@ -253,5 +258,5 @@ func TestRouteDeletedAgain(t *testing.T) {
 	if deleted < 2 || repairs > int(time.Since(begun)/time.Second)+2 {
 		t.Errorf("deleted %d times in %v, repaired %d times", deleted, time.Since(begun).Round(time.Millisecond), repairs)
 	}
-	within(t, 5*time.Second, "the route is there in the end", there)
+	nettest.Within(t, 5*time.Second, "the route is there in the end", there)
 }

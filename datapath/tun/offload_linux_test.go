@@ -27,7 +27,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/warren-mesh/warren/datapath"
-	"github.com/warren-mesh/warren/datapath/key"
+	"github.com/warren-mesh/warren/datapath/internal/nettest"
 )
 
 // stubborn is a tun.Device that refuses several packets at a time, or those from one of them on.
@@ -379,13 +379,13 @@ func TestOffloadOfLinux(t *testing.T) {
 			var l *link
 			var capture int
 			told := 0
-			s.must(func() (err error) {
+			s.Must(func() (err error) {
 				if l, err = newLink("warren0", func(error) { told++ }); err != nil {
 					return err
 				}
 				nl, err := netlink.LinkByName("warren0")
 				if err == nil {
-					err = errors.Join(netlink.LinkSetUp(nl), address(nl, "10.0.0.1/24"), address(nl, "fd00::1/64"))
+					err = errors.Join(netlink.LinkSetUp(nl), nettest.AddAddress(nl, "10.0.0.1/24"), nettest.AddAddress(nl, "fd00::1/64"))
 				}
 				if err == nil {
 					capture, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL)))
@@ -503,26 +503,26 @@ func TestOffloadEndToEnd(t *testing.T) {
 		return
 	}
 	p := newPair(t)
-	p.connect(key.Preshared{}, false)
+	p.connect(plain)
 	p.exchange("before")
-	if ps := p.b.read().Problems; slices.ContainsFunc(ps, isOffload) {
+	if ps := p.b.Have().Problems; slices.ContainsFunc(ps, isOffload) {
 		t.Errorf("problems are %v", ps)
 	}
-	quiet(p.b.TUN)
+	nettest.Quiet(p.b.TUN)
 	for _, fd := range tunFiles(t) {
 		denyWrites(t, fd, 1600)
 	}
 	p.exchange("with large packets refused")
-	notified(t, p.b.TUN, "a refusal")
+	nettest.Notified(t, p.b.TUN, "a refusal")
 	for _, n := range []*node{p.a, p.b} {
-		if ps := n.read().Problems; !slices.ContainsFunc(ps, isOffload) {
-			t.Errorf("problems of %s are %v", n.name, ps)
+		if ps := n.Have().Problems; !slices.ContainsFunc(ps, isOffload) {
+			t.Errorf("problems of %s are %v", n.Name, ps)
 		}
 	}
 	// A device that is made anew tries again.
-	p.b.apply(datapath.RemoveDevice{})
-	p.b.sync()
-	if ps := p.b.read().Problems; slices.ContainsFunc(ps, isOffload) {
+	p.b.Do(datapath.RemoveDevice{})
+	p.b.Sync()
+	if ps := p.b.Have().Problems; slices.ContainsFunc(ps, isOffload) {
 		t.Errorf("problems of a new device are %v", ps)
 	}
 }
@@ -532,7 +532,7 @@ func isOffload(p datapath.Problem) bool { return p.Subject == "offload" }
 // TestNoOffload has packets go to and come from Linux one by one.
 func TestNoOffload(t *testing.T) {
 	p := newPair(t, func(o *Options) { o.NoOffload = true })
-	p.connect(key.Preshared{}, false)
+	p.connect(plain)
 	p.exchange("one by one")
 	if p.a.link.BatchSize() != 1 {
 		t.Errorf("%d packets are read at a time", p.a.link.BatchSize())
@@ -546,7 +546,7 @@ func TestNoOffload(t *testing.T) {
 		if together {
 			fellBack = func(err error) { t.Error(err) }
 		}
-		s.must(func() (err error) {
+		s.Must(func() (err error) {
 			if l, err = newLink("warren0", fellBack); err != nil {
 				return err
 			}
@@ -554,7 +554,7 @@ func TestNoOffload(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(netlink.LinkSetMTU(nl, 1420), address(nl, "10.0.0.1/24"), netlink.LinkSetUp(nl))
+			return errors.Join(netlink.LinkSetMTU(nl, 1420), nettest.AddAddress(nl, "10.0.0.1/24"), netlink.LinkSetUp(nl))
 		})
 		most, packets := readMost(t, s, l)
 		t.Logf("together %t: %d packets, at most %d by one read", together, packets, most)
@@ -570,7 +570,7 @@ func TestNoOffload(t *testing.T) {
 func readMost(t *testing.T, s *space, l *link) (most, packets int) {
 	t.Helper()
 	var c *net.UDPConn
-	s.must(func() error {
+	s.Must(func() error {
 		nc, err := net.Dial("udp", "10.0.0.2:9")
 		if err != nil {
 			return err
@@ -624,8 +624,7 @@ func TestPortWithoutIPv6(t *testing.T) {
 	if !alone(t) {
 		return
 	}
-	sa, sb := newSpace(t), newSpace(t)
-	wire(sa, sb, wire4a+"/24", wire4b+"/24", wire6a+"/64", wire6b+"/64")
+	sa, sb := wired(t)
 	deny(t, unix.EAFNOSUPPORT,
 		bpf.LoadAbsolute{Off: sysNumber, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: allowed},
@@ -633,20 +632,20 @@ func TestPortWithoutIPv6(t *testing.T) {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: denied},
 	)
 	a, b := newNode(t, sa, "a", addrsA), newNode(t, sb, "b", addrsB)
-	if chosen := a.read(); chosen.Device.ListenPort == 0 || !chosen.Host.IPv4 || chosen.Host.IPv6 {
+	if chosen := a.Have(); chosen.Device.ListenPort == 0 || !chosen.Host.IPv4 || chosen.Host.IPv6 {
 		t.Errorf("port %d was chosen, host %+v", chosen.Device.ListenPort, chosen.Host)
 	}
-	a.want.Device.ListenPort = 45222
-	a.sync()
-	pair{a, b}.connect(key.Preshared{}, false)
+	a.Want.Device.ListenPort = 45222
+	a.Sync()
+	pair{a, b}.connect(plain)
 	pair{a, b}.works("over IPv4")
 	for range 10 {
-		st := a.read()
-		if ops := datapath.Plan(a.want, st); len(ops) > 0 || st.Device.ListenPort != 45222 {
+		st := a.Have()
+		if ops := datapath.Plan(a.Want, st); len(ops) > 0 || st.Device.ListenPort != 45222 {
 			t.Fatalf("port %d, still to do: %v", st.Device.ListenPort, ops)
 		}
 	}
-	sockets, err := sa.run("cat", "/proc/net/udp")
+	sockets, err := sa.Run("cat", "/proc/net/udp")
 	if err != nil || !strings.Contains(sockets, fmt.Sprintf(":%04X ", 45222)) {
 		t.Errorf("no socket has the port: %s, %v", sockets, err)
 	}

@@ -3,6 +3,8 @@ package tun
 import (
 	"fmt"
 	"log/slog"
+	"os/user"
+	"strconv"
 
 	"golang.zx2c4.com/wireguard/conn"
 
@@ -26,7 +28,7 @@ const (
 // UDP datagram over IPv4.
 const (
 	MinMTU = hostnet.MinMTU
-	MaxMTU = 65535 - 20 - 8 - 32
+	MaxMTU = hostnet.MaxMTU
 )
 
 // Sources says where the addresses of this node are put, and how packets of this host into the mesh come
@@ -44,6 +46,20 @@ const (
 	SourceLoopback Sources = Sources(hostnet.SourceLoopback)
 )
 
+// Routing says how packets of this host come to the routes into the device.
+type Routing uint8
+
+const (
+	// RoutingMain has encrypted packets looked up like all others, so that no peer's endpoint may be inside
+	// of what is routed into the device. Where Options.Table is another one than the main table, packets are looked
+	// up there only by rules of the administrator's.
+	RoutingMain Routing = iota
+	// RoutingPolicy has a table of its own, in which rules have all packets looked up but the encrypted
+	// ones, which are marked: prefixes may contain the peers' endpoints, and a default route may lead into
+	// the device. What the main table knows better than by a default route goes on going there.
+	RoutingPolicy
+)
+
 // Options are the settings of a TUN. The zero Options are good ones.
 type Options struct {
 	// Interface is the name of the device, of 1 to 15 bytes without a slash or white space. Default:
@@ -58,15 +74,32 @@ type Options struct {
 	// interface.
 	UnderlayNamespace string
 
-	// Table is the routing table of the routes. Default: the main table, 254. Packets are looked up in
-	// another one only by rules of the administrator's.
+	// Routing says how packets come to the routes. Default: RoutingMain.
+	Routing Routing
+
+	// Table is the routing table of the routes. Default: the main table, 254, or 8787 with RoutingPolicy.
+	// Another one than the main table must not hold routes of anybody else.
 	Table int
+
+	// Priority is that of the first of RoutingPolicy's three rules, 1 to 32763; the others have the next two numbers.
+	// Default: 32500.
+	Priority int
+
+	// Mark is the firewall mark of encrypted packets, where none is asked for. Mask are the bits of it that count, with
+	// RoutingPolicy. All meshes of a host do well to have the same, those of the main table too. Default: 0x50 with mask
+	// 0xf0, or all bits of a Mark that is given.
+	Mark, Mask uint32
+
+	// Guard are prefixes to which packets of this host may leave by way of the device only, with
+	// RoutingPolicy: they are unreachable while it, or a route, is missing, and after the end of this process too.
+	// It fails closed, until RemoveDevice or Cleanup. Default: none, it fails open.
+	Guard prefixes.Set
 
 	// Metric is that of the routes, from 1 on. Default: 50.
 	Metric int
 
 	// Protocol marks what is this mesh's, 5 to 255. Default: 87. Two meshes in one namespace that use
-	// SourceLoopback need two.
+	// SourceLoopback or RoutingPolicy need two.
 	Protocol int
 
 	// Cover are prefixes that are routed whole, as soon as one route inside them is wanted: many
@@ -77,7 +110,8 @@ type Options struct {
 	Sources Sources
 
 	// MTU is that of a device for which none was asked, MinMTU to MaxMTU. Default: what fits, with
-	// WireGuard's 80 bytes over IPv6, into the packets of the underlay.
+	// WireGuard's 80 bytes over IPv6 (60 where the host has IPv4 only), into the packets of the underlay, as
+	// that changes; MinMTU at least.
 	MTU int
 
 	// NoOffload has packets handed to Linux, and taken from it, one by one, on a host whose Linux is known to do
@@ -86,13 +120,26 @@ type Options struct {
 	NoOffload bool
 
 	// Socket is the folder of the socket by which other programs see and change the device. It is called
-	// <interface>.sock and is for its owner alone. Default: DefaultSocket, where a socket can be made; a folder
-	// that is named must take one. NoSocket has none.
+	// <interface>.sock and is for its owner alone, and SocketGroup. Default: DefaultSocket, where a socket can
+	// be made; a folder that is named must take one. NoSocket has none.
 	Socket string
+
+	// SocketGroup is the name or number of a group whose members may use the socket, too. They may do to the
+	// device what its owner may, and read its private key. Default: nobody but the owner, and root.
+	SocketGroup string
 
 	// Bind makes the UDP sockets of a new device. Default: conn.NewDefaultBind. It is called once for each
 	// device, and what it returns is given to no other; it is opened in UnderlayNamespace.
 	Bind func() conn.Bind
+
+	// SNAT are networks beside the mesh that this node announces. Packets that come out of the mesh and go
+	// there get this host's address as source, so that these networks need no route back. Default: none.
+	SNAT prefixes.Set
+
+	// Forward has the host forward packets: net.ipv4.ip_forward and net.ipv6.conf.all.forwarding are turned on
+	// where they are off, and off again by RemoveDevice and Cleanup. Default: they are left as they are, and a
+	// problem is reported where an announced network needs them.
+	Forward bool
 
 	// Logger is told what was found, created and removed, and what wireguard-go logs. nil: nobody.
 	Logger *slog.Logger
@@ -107,24 +154,40 @@ func (o Options) defaulted() (Options, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.MTU != 0 {
-		if err := checkMTU(o.MTU); err != nil {
+		if err := hostnet.CheckMTU(o.MTU); err != nil {
 			return o, err
 		}
 	}
-	return o, hostnet.CheckInterface(o.Interface) // before it names a socket
-}
-
-func checkMTU(mtu int) error {
-	if mtu < MinMTU || mtu > MaxMTU {
-		return fmt.Errorf("MTU %d: outside %d, which IPv6 needs, to %d", mtu, MinMTU, MaxMTU)
+	if o.Routing > RoutingPolicy {
+		return o, fmt.Errorf("routing %d: unknown", o.Routing)
 	}
-	return nil
+	if _, err := groupID(o.SocketGroup); err != nil {
+		return o, err
+	}
+	return o, hostnet.CheckInterface(o.Interface) // before it names a socket
 }
 
 // host are the settings of the side of the interface.
 func (o Options) host() hostnet.Options {
 	return hostnet.Options{
-		Interface: o.Interface, Namespace: o.Namespace, Table: o.Table, Metric: o.Metric, Protocol: o.Protocol,
-		Cover: o.Cover, Sources: hostnet.Sources(o.Sources), Logger: o.Logger,
+		Interface: o.Interface, Namespace: o.Namespace, Policy: o.Routing == RoutingPolicy, Table: o.Table, Priority: o.Priority,
+		Mark: o.Mark, Mask: o.Mask, Guard: o.Guard, Metric: o.Metric, Protocol: o.Protocol,
+		Cover: o.Cover, Sources: hostnet.Sources(o.Sources), SNAT: o.SNAT, Forward: o.Forward, Logger: o.Logger,
 	}
+}
+
+// groupID returns the number of a group; -1 for "".
+func groupID(group string) (int, error) {
+	if group == "" {
+		return -1, nil
+	}
+	text := group
+	if g, err := user.LookupGroup(group); err == nil {
+		text = g.Gid
+	}
+	id, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return -1, fmt.Errorf("group %q of the socket: this host has none of that name; make it (groupadd), or give a number", group)
+	}
+	return int(id), nil
 }

@@ -56,7 +56,7 @@ func idOf(path string) (fileID, error) {
 func socketPath(folder, name string) string { return filepath.Join(folder, name+".sock") }
 
 // listen makes the socket, for its owner alone.
-func listen(path string, dev speaker, changed func()) (*socket, error) {
+func listen(path, group string, dev speaker, changed func()) (*socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("folder of the socket: %w", err)
 	}
@@ -81,13 +81,28 @@ func listen(path string, dev speaker, changed func()) (*socket, error) {
 	l := nl.(*net.UnixListener)
 	l.SetUnlinkOnClose(false) // it may be another's by then
 	id, err := idOf(path)
+	if err == nil {
+		err = share(path, group)
+	}
 	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("socket: %w", err), removeDead(path))
 	}
 	s := &socket{path: path, l: l, id: id, device: dev, changed: changed, conns: make(map[net.Conn]struct{})}
 	s.tasks.Go(s.accept)
 	return s, nil
+}
+
+// share gives a socket to a group, before its members may use it.
+func share(path, group string) error {
+	gid, err := groupID(group)
+	if err != nil || gid < 0 {
+		return err
+	}
+	if err := os.Lchown(path, -1, gid); err != nil {
+		return fmt.Errorf("for group %s: %w", group, err)
+	}
+	return os.Chmod(path, 0o660)
 }
 
 // removeDead removes a socket that nobody listens on any more. One that somebody does is an error that

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,15 +37,14 @@ type TUN struct {
 
 	mu sync.Mutex // of wg
 
-	op       sync.Mutex // held by whatever reads or changes the device; guards what follows
-	closed   bool
-	link     *link // of the device there is, or was last
-	index    int   // of its interface
-	socket   *socket
-	local    prefixes.Set    // the host has no place for it
-	mended   time.Time       // when the link was last brought back
-	unmended bool            // it was too soon for that
-	told     map[string]bool // problems that were logged
+	op      sync.Mutex // held by whatever reads or changes the device; guards what follows
+	closed  bool
+	link    *link // of the device there is, or was last
+	index   int   // of its interface
+	socket  *socket
+	local   prefixes.Set // the host has no place for it
+	repairs *hostnet.Repairs
+	mtu     hostnet.MTU
 }
 
 var (
@@ -104,19 +104,19 @@ func open(o Options) (*TUN, error) {
 		return nil, err
 	}
 	t := &TUN{
-		opts: o, log: o.Logger, told: make(map[string]bool),
+		opts: o, log: o.Logger, mtu: hostnet.MTU{Option: o.MTU},
 		changed: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	if t.host, err = hostnet.Open(o.host()); err != nil {
 		return nil, err
 	}
 	if under != device {
-		other := o.host()
-		other.Namespace = o.UnderlayNamespace
+		other := hostnet.Options{Interface: o.Interface, Namespace: o.UnderlayNamespace, Logger: o.Logger}
 		if t.underlay, err = hostnet.Open(other); err != nil {
 			return nil, errors.Join(fmt.Errorf("namespace of the UDP sockets: %w", err), t.host.Close())
 		}
 	}
+	t.repairs = hostnet.NewRepairs(t.notify)
 	t.wg = wggo.New(wggo.Options{Mu: &t.mu, Logger: t.log, Bind: o.Bind, Do: t.sockets().Do, Ended: t.notify})
 	return t, nil
 }
@@ -170,11 +170,11 @@ func (t *TUN) Close() error {
 }
 
 // Cleanup removes what a mesh with these Options left on the host: its device, what SourceLoopback put on the
-// loopback interface, and a socket that nobody listens on. The mesh must not run.
+// loopback interface, and a socket that nobody listens on. While a TUN has the device it is refused.
 func Cleanup(ctx context.Context, o Options) error {
 	o, err := o.defaulted()
 	if err == nil {
-		err = hostnet.Cleanup(ctx, o.host())
+		err = cleanHost(ctx, o)
 	}
 	if err == nil && o.Socket != NoSocket {
 		err = cleanSocket(o)
@@ -183,6 +183,20 @@ func Cleanup(ctx context.Context, o Options) error {
 		return fmt.Errorf("tun: %w", err)
 	}
 	return nil
+}
+
+func cleanHost(ctx context.Context, o Options) error {
+	h, err := hostnet.Open(o.host())
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if inUse, _, err := held(ctx, h); err != nil {
+		return err
+	} else if inUse {
+		return taken(o.Interface)
+	}
+	return h.Remove(ctx)
 }
 
 // cleanSocket removes the socket. One that somebody listens on is not left over, whoever that is.
@@ -249,14 +263,10 @@ func (t *TUN) watch() {
 	}
 }
 
-// look brings back a socket that somebody removed, and tells when it is time to bring back the link.
+// look brings back a socket that somebody removed.
 func (t *TUN) look() {
 	t.op.Lock()
 	defer t.op.Unlock()
-	if t.unmended && time.Since(t.mended) >= mendEvery {
-		t.unmended = false
-		t.notify()
-	}
 	if t.closed || t.socket == nil || t.socket.there() {
 		return
 	}
@@ -271,7 +281,7 @@ func (t *TUN) look() {
 }
 
 func (t *TUN) listen(path string) (err error) {
-	t.socket, err = listen(path, t.wg, t.notify)
+	t.socket, err = listen(path, t.opts.SocketGroup, t.wg, t.notify)
 	return err
 }
 
@@ -312,32 +322,42 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	if err != nil {
 		return datapath.State{}, err
 	}
-	if err := t.present(hs.Link); err != nil {
-		h, err := t.around(ctx, hs)
-		return datapath.State{Host: h}, err
+	h, err := t.around(ctx, hs)
+	if err != nil {
+		return datapath.State{}, err
 	}
-	if !hs.Ready {
-		if hs, err = t.mend(ctx, hs); err != nil {
-			return datapath.State{}, err
-		}
+	if t.present(hs.Link) != nil {
+		return datapath.State{Host: h}, nil
 	}
 	s, err := t.wg.Read()
 	if errors.Is(err, datapath.ErrNoDevice) {
-		h, err := t.around(ctx, hs)
-		return datapath.State{Host: h}, err
+		return datapath.State{Host: h}, nil
 	}
 	if err != nil {
 		return datapath.State{}, err
 	}
+	mtu := t.mtu.Right(h, hs.Link.MTU)
+	if stray := h.Underlay == datapath.UnderlayShared && t.opts.Routing == RoutingPolicy && !t.host.Apart(s.Device.Mark); stray || !hs.Ready || mtu != hs.Link.MTU {
+		if hs, err = t.mend(ctx, hs, mtu, s.Device.Mark); err != nil {
+			return datapath.State{}, err
+		}
+		if s, err = t.wg.Read(); errors.Is(err, datapath.ErrNoDevice) {
+			return datapath.State{Host: h}, nil
+		} else if err != nil {
+			return datapath.State{}, err
+		}
+	}
 	t.link.setMTU(hs.Link.MTU)
 	s.Device.MTU = hs.Link.MTU
-	s.Addrs, s.Routes, s.Local = hs.Addrs, hs.Routes, t.local
-	if s.Host, err = t.around(ctx, hs); err != nil {
-		return datapath.State{}, err
+	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, t.local, h
+	if h.Underlay == datapath.UnderlayShared && t.host.Apart(s.Device.Mark) {
+		s.Host.Underlay = datapath.UnderlaySeparate
 	}
-	s.Problems = append(s.Problems, t.link.problems()...)
-	t.tell(hs.Problems)
-	return s, nil
+	ipv4, ipv6 := t.wg.Families()
+	s.Host.IPv4, s.Host.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
+	more, err := t.host.Problems(ctx, s)
+	s.Problems = slices.Concat(hs.Problems, more, t.link.problems())
+	return s, err
 }
 
 // present reports why there is no device, where our link, as the host has it, is l. What is left of one that
@@ -356,7 +376,6 @@ func (t *TUN) present(l hostnet.Link) error {
 // around is what there is around the device.
 func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, error) {
 	h := hs.Host
-	h.Underlay = datapath.UnderlayShared
 	if t.underlay != nil {
 		under, err := t.underlay.Read(ctx)
 		if err != nil {
@@ -366,42 +385,33 @@ func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, erro
 		h = under.Host
 		h.Connected, h.Underlay = connected, datapath.UnderlaySeparate
 	}
-	if t.exists() {
-		ipv4, ipv6 := t.wg.Families()
-		h.IPv4, h.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
+	if t.index == 0 && t.opts.Routing == RoutingPolicy { // as it will be
+		h.Underlay = datapath.UnderlaySeparate
 	}
+	h.Driver = "tun"
 	return h, nil
 }
 
-// tell logs what an operator has to see to, once.
-func (t *TUN) tell(problems []error) {
-	now := make(map[string]bool)
-	for _, p := range problems {
-		now[p.Error()] = true
-		if !t.told[p.Error()] {
-			t.log.Warn("packets may not arrive", "interface", t.opts.Interface, "reason", p)
+// mend has the link up, under its name, with its MTU, the device's mark and what else belongs to it. op is held.
+func (t *TUN) mend(ctx context.Context, hs hostnet.State, mtu int, mark uint32) (hostnet.State, error) {
+	if !t.repairs.Now() {
+		return hs, nil // notify is called when it is time
+	}
+	t.log.Warn("the interface, or what is around it, was changed, and it is put right", "interface", t.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up, "mtu", hs.Link.MTU, "to", mtu)
+	var err error
+	if t.opts.Routing == RoutingPolicy && !t.host.Apart(mark) {
+		if mark, err = t.host.Mark(0); err == nil {
+			err = t.wg.Change(datapath.Device{Mark: mark})
 		}
 	}
-	t.told = now
-}
-
-// mendEvery bounds how often the link is brought back, against somebody who keeps undoing that.
-const mendEvery = time.Second
-
-// mend has the link up, under its name, with what else belongs to it. op is held.
-func (t *TUN) mend(ctx context.Context, hs hostnet.State) (hostnet.State, error) {
-	if time.Since(t.mended) < mendEvery {
-		t.unmended = true // look tells when it is time
-		return hs, nil
+	if err == nil {
+		err = t.host.Up(ctx, mtu)
 	}
-	t.mended, t.unmended = time.Now(), false
-	t.log.Warn("the interface was changed by somebody else, and is brought back", "interface", t.opts.Interface, "name", hs.Link.Name, "up", hs.Link.Up)
-	err := t.host.Up(ctx, 0)
 	if err == nil {
 		hs, err = t.host.Read(ctx)
 	}
 	if err != nil {
-		return hs, fmt.Errorf("bringing interface %s back: %w", t.opts.Interface, err)
+		return hs, fmt.Errorf("putting interface %s right: %w", t.opts.Interface, err)
 	}
 	return hs, nil
 }

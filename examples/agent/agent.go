@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,10 +19,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/warren-mesh/warren/datapath/auto"
 	"github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/examples/agent/internal/expose"
+	"github.com/warren-mesh/warren/examples/agent/internal/namespace"
 	"github.com/warren-mesh/warren/examples/agent/internal/socks5"
 	"github.com/warren-mesh/warren/examples/agent/internal/ula"
 	"github.com/warren-mesh/warren/mesh"
@@ -40,7 +43,11 @@ type agent struct {
 	level   *slog.LevelVar
 	own     []netip.Addr // in the mesh
 	store   *guard
+	in      *namespace.Namespace // of the interface
+	under   *namespace.Namespace // of the UDP sockets
 	carrier carrier
+	chosen  string // the datapath
+	device  device // that it has; zero: none
 	mesh    mesh.Mesh
 	host    hostWatch
 	process control.Process // but for its registry
@@ -67,9 +74,15 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	}
 	a.store = &guard{store: s, mesh: cfg.Mesh, where: config.RedactURL(cfg.Registry), founds: true,
 		open: func(c config.Config) (store, error) { return openStore(c, log) }}
-	a.carrier, err = openCarrier(cfg, a, log)
+	if err := a.openNamespaces(); err != nil {
+		return nil, err
+	}
+	a.carrier, a.chosen, err = openCarrier(cfg, a.in, a, log)
 	if err != nil {
 		return nil, err
+	}
+	if a.chosen != auto.Netstack {
+		a.device = deviceOf(cfg)
 	}
 	endpoints := cfg.Endpoint
 	if a.watchesHost() {
@@ -93,12 +106,34 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 	}
 	a.process = control.Process{
 		PID: os.Getpid(), Build: build(), Started: time.Now().Round(0), Mesh: cfg.Mesh,
-		Datapath: cfg.Datapath, Interface: cfg.Interface, State: cfg.State,
+		Datapath: cfg.Datapath, State: cfg.State,
+	}
+	if a.device != (device{}) {
+		a.process.Interface, a.process.Namespace, a.process.UnderlayNamespace = cfg.Interface, cfg.NetNS, cfg.UnderlayNetNS
+		a.process.Routing, a.process.Table = cfg.Routing, cfg.Table
+		if cfg.Policy() {
+			a.process.Mark, a.process.Guard = fmt.Sprintf("%#x/%#x", cfg.Mark, cfg.Mask), cfg.Guard
+		}
 	}
 	for _, r := range cfg.Expose {
 		a.process.Expose = append(a.process.Expose, r.String())
 	}
 	return a, nil
+}
+
+// openNamespaces opens the network namespaces that are not the agent's own.
+func (a *agent) openNamespaces() (err error) {
+	if a.in, err = namespace.Open(a.cfg.NetNS); err != nil {
+		return fmt.Errorf("netns (%s): %w", a.cfg.Origin("netns"), err)
+	}
+	name := "netns"
+	if a.cfg.UnderlayNetNS != "" {
+		name = "underlay-netns"
+	}
+	if a.under, err = namespace.Open(cmp.Or(a.cfg.UnderlayNetNS, a.cfg.NetNS)); err != nil {
+		return fmt.Errorf("%s (%s): %w", name, a.cfg.Origin(name), err)
+	}
+	return nil
 }
 
 func (a *agent) close() error {
@@ -109,7 +144,7 @@ func (a *agent) close() error {
 	if a.store != nil {
 		errs = append(errs, a.store.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, a.in.Close(), a.under.Close())...)
 }
 
 // run runs the agent until ctx ends or the node leaves the mesh, which both are nil.
@@ -151,13 +186,26 @@ func (a *agent) run(asked context.Context) error {
 		return nil
 	case errors.Is(err, errStopped), asked.Err() != nil && err == context.Cause(asked):
 		a.log.Info("stopped; the node's record stays, and so does its place in the mesh", "node", a.cfg.Node)
-		if a.cfg.Interface != "" {
-			a.log.Info("the kernel goes on forwarding; \"agent leave\" or \"agent cleanup\" ends that", "interface", a.cfg.Interface)
+		if text := a.remains(); text != "" {
+			a.log.Info(text, "interface", a.device.Name)
 		}
 		return nil
 	default:
 		return err
 	}
+}
+
+// remains says what becomes of the interface when the agent has stopped; "" is nothing to say.
+func (a *agent) remains() string {
+	switch {
+	case a.chosen == auto.Kernel:
+		return `the kernel goes on forwarding; "agent leave" or "agent cleanup" ends that`
+	case a.chosen == auto.TUN && len(a.cfg.Guard) > 0:
+		return `the interface ends with the agent; what is guarded stays unreachable until the agent is back, or "agent cleanup"`
+	case a.chosen == auto.TUN:
+		return "the interface ends with the agent, and packets for the mesh go by the host's other routes until it is back"
+	}
+	return ""
 }
 
 // errStopped is why parts end that end because they were asked to.
@@ -180,13 +228,17 @@ func (a *agent) locked(ctx context.Context) bool {
 
 // start starts what needs the state folder to be this process's.
 func (a *agent) start(ctx context.Context, part func(string, func(context.Context) error)) error {
-	others, err := keepState(a.cfg)
+	others, err := keepState(a.cfg, a.device)
 	if err != nil {
 		a.log.Error("the state folder does not take note of the mesh", "err", err)
 	}
-	for _, name := range others {
-		if _, err := net.InterfaceByName(name); err == nil {
-			a.log.Warn("an earlier run with other settings may have left an interface, which goes on forwarding; stop the agent and run \"agent cleanup\"", "interface", name)
+	for _, d := range others {
+		left, err := d.left(a.device)
+		if err != nil {
+			left = []string{"it cannot be told what: " + err.Error()}
+		}
+		if len(left) > 0 {
+			a.log.Warn("an earlier run with other settings may have left what is still in force; stop the agent and run \"agent cleanup\"", "of", d.String(), "left", left)
 		}
 	}
 	l, err := control.Listen(ctx, socketOf(a.cfg))
@@ -229,7 +281,7 @@ func (a *agent) start(ctx context.Context, part func(string, func(context.Contex
 	if a.hup != nil {
 		part("reading the configuration again", a.reloads)
 	}
-	a.log.Info("running", "node", a.cfg.Node, "mesh", a.cfg.Mesh, "addresses", a.own, "registry", a.store.at(), "datapath", a.cfg.Datapath, "state", a.cfg.State, "pid", a.process.PID)
+	a.log.Info("running", "node", a.cfg.Node, "mesh", a.cfg.Mesh, "addresses", a.own, "registry", a.store.at(), "datapath", a.chosen, "state", a.cfg.State, "pid", a.process.PID)
 	if a.cfg.Registry == "memory" {
 		a.log.Warn("the registry is memory: this node is alone in a mesh that ends with it; for others to find it, say --registry etcd://HOST:PORT")
 	}
@@ -268,7 +320,9 @@ func (a *agent) reloads(ctx context.Context) error {
 
 func (a *agent) take(ctx context.Context, c config.Config) {
 	a.level.Set(c.LogLevel)
-	switch unseen, err := a.store.reload(ctx, c); {
+	r := c // but for what is in force until the next start
+	r.Routing, r.Mark, r.Mask, r.NetNS = a.cfg.Routing, a.cfg.Mark, a.cfg.Mask, a.cfg.NetNS
+	switch unseen, err := a.store.reload(ctx, r); {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
@@ -394,12 +448,12 @@ func (a *agent) Dial(ctx context.Context, network, to string) (net.Conn, error) 
 type stateFile struct {
 	Version    int      `json:"version"`
 	Mesh       string   `json:"mesh"`
-	Interfaces []string `json:"interfaces,omitempty"` // of the kernel datapath, that may be on the host
+	Interfaces []device `json:"interfaces,omitempty"` // that may be on the host, or have left something there
 }
 
 const (
 	stateName    = "agent.json"
-	stateVersion = 1
+	stateVersion = 2 // in 1, interfaces are names
 )
 
 // readState returns what is noted in a state folder. Where nothing is, the error is fs.ErrNotExist.
@@ -435,20 +489,20 @@ func checkState(c config.Config) error {
 	return nil
 }
 
-// keepState notes which mesh the state folder is for, and which interfaces cleanup has to look for. It returns
-// those of earlier runs that are of no use to this one.
-func keepState(c config.Config) (others []string, err error) {
+// keepState notes which mesh the state folder is for, and what cleanup has to look for, now being what this run has.
+// It returns what earlier runs had that is of no use to this one.
+func keepState(c config.Config, now device) (others []device, err error) {
 	was, err := readState(c.State)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	s := stateFile{stateVersion, c.Mesh, was.Interfaces}
-	if c.Interface != "" && !slices.Contains(s.Interfaces, c.Interface) {
-		s.Interfaces = append(s.Interfaces, c.Interface)
+	if now != (device{}) && !slices.Contains(s.Interfaces, now) {
+		s.Interfaces = append(s.Interfaces, now)
 	}
-	for _, name := range was.Interfaces {
-		if name != c.Interface {
-			others = append(others, name)
+	for _, d := range was.Interfaces {
+		if d != now {
+			others = append(others, d)
 		}
 	}
 	es, _ := os.ReadDir(c.State)

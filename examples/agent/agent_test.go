@@ -23,27 +23,28 @@ import (
 	"github.com/warren-mesh/warren/prefixes"
 )
 
-// Every datapath that can be configured can be opened, and the other way round.
+// Every datapath that can be configured can be opened, or says what is missing, and the way out. With auto there is
+// one everywhere.
 func TestCarriers(t *testing.T) {
 	for _, name := range config.Datapaths() {
-		d, err := openCarrier(config.Config{Datapath: name}, new(agent), slog.New(slog.DiscardHandler))
-		if name == "kernel" && err != nil {
-			// It opens in a virtual machine: see TestVM. Else it says what is missing, and the way out.
-			if !strings.Contains(err.Error(), "have --datapath netstack") {
+		args := []string{"--registry", "memory", "--node", "alpha", "--state", "none", "--datapath", name}
+		if name != "netstack" {
+			args = append(args, "--interface", "wrn-carrier")
+		}
+		d, chosen, err := openCarrier(loaded(t, args...), nil, new(agent), slog.New(slog.DiscardHandler))
+		switch {
+		case err == nil:
+			if chosen != name && name != "auto" {
+				t.Errorf("%s: %s is chosen", name, chosen)
+			}
+			if err := d.Close(); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			continue
-		}
-		if err != nil {
+		case name != "kernel" && name != "tun":
 			t.Errorf("%s: %v", name, err)
-			continue
+		case !strings.Contains(err.Error(), "or have --datapath netstack") || strings.Contains(err.Error(), "\n"):
+			t.Errorf("%s: %v", name, err)
 		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	if len(carriers) != len(config.Datapaths()) {
-		t.Errorf("there are %d carriers for %q", len(carriers), config.Datapaths())
 	}
 }
 
@@ -357,6 +358,16 @@ wrong now:
 	}
 	b.Reset()
 	if err := table(&b, s, now, true); err != nil || !strings.Contains(b.String(), "a=b,zone=west") || !strings.Contains(b.String(), "agent      process 7 since 1m0s, warren x") {
+		t.Errorf("got %v and\n%s", err, b.String())
+	}
+	// What carries the packets is what the device says, once it was read; and so is what it finds wrong.
+	v := testView()
+	v.Self.Datapath, v.Self.Instead = "tun", "the kernel has no WireGuard\nnor the right to load it"
+	v.Conditions = []view.Condition{{Kind: view.HostProblem, Node: "alpha", Subject: "rp_filter of eth0", Since: now.Add(-time.Minute), Message: "it is strict", Remedy: "set it to 2"}}
+	b.Reset()
+	if err := table(&b, control.StatusOf(p, v, now), now, false); err != nil ||
+		!strings.Contains(b.String(), "\ndatapath   tun, interface warren0\n           no better one: the kernel has no WireGuard; nor the right to load it\nexposes ") ||
+		!strings.HasSuffix(b.String(), "wrong now:\n  host-problem alpha rp_filter of eth0, for 1m0s\n      it is strict\n      -> set it to 2\n") {
 		t.Errorf("got %v and\n%s", err, b.String())
 	}
 	b.Reset()

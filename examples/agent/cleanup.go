@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
-	"net"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/warren-mesh/warren/datapath/kernel"
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
 	"github.com/warren-mesh/warren/mesh"
@@ -22,14 +18,15 @@ import (
 func newCleanup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cleanup", Short: "Remove what an agent that is gone left on this host", Args: args(cobra.NoArgs),
-		Long: `Cleanup removes what an agent left on this host that was stopped, killed or uninstalled: the interfaces of the
-kernel datapath, with their addresses, routes and peers, and the control socket. It says what it removed. To
-do it again is no error, and where a state folder never was there is none now.
+		Long: `Cleanup removes what an agent left on this host that was stopped, killed or uninstalled: interfaces with their
+addresses, routes and peers, the rules, guards and nftables tables that go with them, and the control socket. What
+the agent turned on to have the host forward packets is turned off. It says what it did. To do it again is no
+error, and where a state folder never was there is none now.
 
-The interfaces are the one that --interface, the environment or the file names, and those that the state
-folder has a note of; without either, it is warren0. One of that name that no agent made is left alone, and so
-is everything else on the host. It needs CAP_NET_ADMIN if there is one, and is refused while an agent has
-the state folder or the interface.
+The interfaces are the one that --interface, --netns and --protocol, the environment or the file name, and those
+that the state folder has a note of; without either, it is warren0. One of that name that no agent made is left
+alone, and so is everything else on the host. It needs CAP_NET_ADMIN if there is anything, and CAP_SYS_ADMIN for
+what is in another network namespace, and is refused while an agent has the state folder or the interface.
 
 The key and what else is in the state folder stay, and the node keeps its place in the mesh: "agent leave"
 gives that up.`,
@@ -86,27 +83,24 @@ func cleanup(ctx context.Context, c config.Config) ([]string, error) {
 	return lines, errors.Join(err, serr)
 }
 
-// cleanHost removes the interfaces that are noted in the state folder, and the configured one where that is
-// asked for or nothing is noted. The state folder is this process's, or nobody's.
+// cleanHost removes the devices that are noted in the state folder, and the configured one where that is asked for or
+// nothing is noted. The state folder is this process's, or nobody's.
 func cleanHost(ctx context.Context, c config.Config, configured bool) (lines []string, err error) {
 	s, err := readState(c.State)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	names := slices.Clone(s.Interfaces)
-	if configured && (c.Given("interface") || len(names) == 0) && !slices.Contains(names, c.Interface) {
-		names = append(names, c.Interface)
+	devices := slices.Clone(s.Interfaces)
+	named := c.Given("interface") || c.Given("netns") || c.Given("protocol")
+	if d := deviceOf(c); configured && (named || len(devices) == 0) && !slices.Contains(devices, d) {
+		devices = append(devices, d)
 	}
 	var errs []error
-	for _, name := range names {
-		said, err := cleanInterface(ctx, c, name)
+	for _, d := range devices {
+		said, err := d.clean(ctx)
 		lines = append(lines, said...)
-		switch {
-		case err != nil && runtime.GOOS != "linux" && !c.Given("interface"): // there can be none
-		case errors.Is(err, fs.ErrPermission):
-			errs = append(errs, fmt.Errorf("interface %s: %w: to remove it needs %s; run this as root", name, err, capNetAdmin))
-		case err != nil:
-			errs = append(errs, fmt.Errorf("interface %s: %w", name, err))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%v: %w", d, err))
 		}
 	}
 	if err := errors.Join(errs...); err != nil || len(s.Interfaces) == 0 {
@@ -114,27 +108,4 @@ func cleanHost(ctx context.Context, c config.Config, configured bool) (lines []s
 	}
 	s.Interfaces = nil
 	return lines, writeState(c.State, s)
-}
-
-func cleanInterface(ctx context.Context, c config.Config, name string) (lines []string, err error) {
-	before, err := leftovers()
-	if err != nil {
-		return nil, err
-	}
-	if err := kernel.Cleanup(ctx, kernelOptions(c, name, slog.New(slog.DiscardHandler))); err != nil {
-		return nil, err
-	}
-	after, err := leftovers()
-	if err != nil {
-		return nil, err
-	}
-	for _, what := range before {
-		if !slices.Contains(after, what) {
-			lines = append(lines, "removed "+what)
-		}
-	}
-	if _, err := net.InterfaceByName(name); err == nil {
-		lines = append(lines, fmt.Sprintf("the interface %s is not an agent's, and is left alone", name))
-	}
-	return lines, nil
 }

@@ -2,5 +2,11 @@
 
 package main
 
-// leftovers returns nothing: only Linux has a kernel datapath.
-func leftovers() ([]string, error) { return nil, nil }
+import "github.com/warren-mesh/warren/examples/agent/internal/namespace"
+
+// Only Linux has datapaths with an interface of the host.
+
+func listLeftovers(device) ([]leftover, error) { return nil, nil }
+func changedMeanwhile(error) bool              { return false }
+func inUse(device) error                       { return nil }
+func forwards(*namespace.Namespace) []string   { return nil }

@@ -1,5 +1,5 @@
-// Agent is a program that makes a host a node of a Warren mesh, without privilege or, where the kernel is to
-// carry the packets, with CAP_NET_ADMIN. It is what a node agent looks like that imports Warren, and of use as
+// Agent is a program that makes a host a node of a Warren mesh, without privilege or, where the whole host is to
+// use it, with CAP_NET_ADMIN. It is what a node agent looks like that imports Warren, and of use as
 // it is.
 //
 //	agent run --registry etcd://192.0.2.1:2379 --expose 80=127.0.0.1:8080 --socks5 127.0.0.1:1080
@@ -15,13 +15,24 @@
 // or address, by TCP and UDP. --expose lets the mesh reach a service of this host. "agent fetch" and "agent
 // ping" try it.
 //
-// # The kernel datapath
+// # The whole host
 //
-// With --datapath kernel, Linux's own WireGuard carries the packets of the whole host, through the interface
-// that --interface names. It goes on when the agent stops or dies, and the next agent adopts it as it is. What
-// reaches the mesh is then the host's network stack: --socks5, --expose, "agent fetch" and "agent ping" use it,
-// and are kept to the mesh. "agent leave" removes the interface, and "agent cleanup" what an agent left that is
-// gone. agent.service is a unit for systemd.
+// With another --datapath than netstack the whole host is in the mesh, through the interface that --interface names.
+// With kernel, Linux's own WireGuard carries the packets. It goes on when the agent stops or dies, and the next agent
+// adopts it as it is. With tun this process does, and the interface ends with it. auto has the best that works here:
+// kernel, tun, or else netstack; "agent status" says which, and why no better one.
+//
+// What reaches the mesh is then the host's network stack: --socks5, --expose, "agent fetch" and "agent ping" use it,
+// and are kept to the mesh. "agent leave" removes the interface and what belongs to it, and "agent cleanup" what an
+// agent left that is gone. agent.service is a unit for systemd.
+//
+// With --routing policy a prefix may contain the endpoints of nodes, and a default route may lead into the mesh:
+// encrypted packets have a mark, by which rules keep them out of the mesh's own routing table, and so does what the
+// agent sends to its registry. What --guard names leaves by way of the mesh or not at all, be the agent there or not.
+//
+// --netns has the interface in another network namespace, and what uses the mesh by it: the ends of --socks5,
+// --expose, "agent fetch" and "agent ping" that are in the mesh. Their other ends, the registry and the control socket
+// stay where the agent is. With tun, --underlay-netns has the UDP sockets elsewhere than the interface.
 //
 // # State
 //
@@ -57,6 +68,7 @@
 //
 // # Reading it
 //
-// agent.go puts the parts together, and is the place to begin. carrier.go has the datapaths, store.go keeps
-// two meshes apart, internal/config has the table of settings, internal/control the socket's protocol.
+// agent.go puts the parts together, and is the place to begin. carrier.go has the datapaths, device.go knows what
+// they leave on a host, store.go keeps two meshes apart, internal/config has the table of settings, internal/control
+// the socket's protocol.
 package main

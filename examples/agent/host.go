@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/relay"
@@ -17,15 +18,23 @@ import (
 // lookAgain is how often the host's addresses are looked at. Not every system tells of their changes.
 const lookAgain = 10 * time.Second
 
-// hostEndpoints are the host's addresses, without those that this mesh or another gave it.
+// hostEndpoints are the host's addresses where the UDP sockets are, without those that this mesh or another gave it.
 func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
-	ls, err := underlay.Links()
-	if err != nil {
-		return nil, err
-	}
-	meshes := meshInterfaces()
-	ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return slices.Contains(meshes, l.Name) })
-	sources, err := underlay.Sources()
+	var ls []underlay.Link
+	var sources []netip.Addr
+	err := a.under.Do(func() (err error) {
+		if ls, err = underlay.Links(); err != nil {
+			return err
+		}
+		meshes := meshInterfaces()
+		ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return slices.Contains(meshes, l.Name) })
+		var mark func(network, address string, c syscall.RawConn) error
+		if a.cfg.Policy() && a.cfg.UnderlayNetNS == "" { // encrypted packets have routes of their own
+			mark = markWith(a.cfg.Mark)
+		}
+		sources, err = underlay.Sources(mark)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,8 @@ func newLeave() *cobra.Command {
 		Long: `Leave withdraws this node's record, so that the others send it nothing any more, and ends the running
 agent. Where none is running it does so by itself, for which it has to be told the registry. It takes the
 state folder for that, so that an agent which listens at another --socket is found out. A registry that is
-not marked as the mesh's is left as it is. The interface of the kernel datapath is removed.
+not marked as the mesh's is left as it is. An interface of the host is removed, with what belongs to it; where
+what is guarded is in the way of the registry, "agent cleanup" has to come first.
 
 The key stays in the state folder: the next "agent run" joins again as the same node.`,
 		Example: "  agent leave\n  agent leave --registry etcd://192.0.2.1:2379    # with no agent running",

@@ -21,14 +21,15 @@ const about = `Agent makes this host a node of a WireGuard mesh.
 
 Nodes find each other in a registry, an etcd say. Each node runs an agent, which needs no privilege: it
 carries the packets in its own process, and other programs use the mesh through its SOCKS5 proxy, or are
-reached from the mesh through what it exposes. With the kernel datapath the Linux kernel carries them, and
-every program of the host uses the mesh; the agent needs CAP_NET_ADMIN for that.`
+reached from the mesh through what it exposes. With the datapath kernel, tun or auto it makes an interface of
+the host, and every program of the host uses the mesh; the agent needs CAP_NET_ADMIN for that.`
 
 const aboutExamples = `  # a node: its mesh address, key and endpoints follow by themselves
   agent run --registry etcd://192.0.2.1:2379
 
-  # the whole host in the mesh, by the kernel's WireGuard
+  # the whole host in the mesh, by the kernel's WireGuard, or by the best that works here
   sudo agent run --registry etcd://192.0.2.1:2379 --datapath kernel
+  sudo agent run --registry etcd://192.0.2.1:2379 --datapath auto
 
   # publish a web server of this host, and let this host's programs use the mesh
   agent run --registry etcd://192.0.2.1:2379 --expose 80=127.0.0.1:8080 --socks5 127.0.0.1:1080
@@ -217,7 +218,7 @@ left out.`,
 // choices completes the flags that take one of a few words.
 func choices(cmd *cobra.Command) {
 	for name, words := range map[string][]string{
-		"datapath": config.Datapaths(), "source": config.Sources(), "log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+		"datapath": config.Datapaths(), "routing": config.Routings(), "source": config.Sources(), "forward": config.Switches(), "log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
 	} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // fails where there is no such flag
 	}

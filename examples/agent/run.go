@@ -23,8 +23,8 @@ const patience = 5 * time.Second
 func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "run", Short: "Run a node of the mesh", Args: args(cobra.NoArgs),
-		Long: `Run makes this host a node of the mesh until it is stopped. It needs no privilege, and with --datapath
-kernel nothing of root's but CAP_NET_ADMIN.
+		Long: `Run makes this host a node of the mesh until it is stopped. It needs no privilege, with --datapath kernel or
+tun nothing of root's but CAP_NET_ADMIN, and with another network namespace CAP_SYS_ADMIN as well.
 
 Only --registry has to be said. The node is called as the host is, its address follows from its name and
 the mesh's, and others reach it at the host's addresses. Its key, and what else it must not lose, is in
@@ -32,13 +32,14 @@ the state folder, which one process at a time has.
 
 SIGTERM and Ctrl-C end it, the node keeps its place in the mesh, and is back with the next run; a second
 one does not wait for anything. With the kernel datapath the kernel goes on forwarding meanwhile, until
-"agent leave" or "agent cleanup". "agent leave" takes the node out of the mesh. While the registry is away
-the agent goes on with the nodes it knows, at a start with those it knew last. At SIGHUP it reads its
-configuration again.
+"agent leave" or "agent cleanup"; with tun, packets for the mesh go by the host's other routes, unless they are
+guarded. "agent leave" takes the node out of the mesh. While the registry is away the agent goes on with the
+nodes it knows, at a start with those it knew last. At SIGHUP it reads its configuration again.
 
 Each flag is a variable of the environment as well (WARREN_LOG_LEVEL), and a key of the YAML file that
 --config names (log-level): see "agent help settings".`,
 		Example: `  agent run --registry etcd://192.0.2.1:2379
+  agent run --registry etcd://192.0.2.1:2379 --datapath auto        # the whole host, where it may
   agent run --registry memory --state /tmp/warren       # alone, to try it
   agent run --config agent.yaml --print-config`,
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,7 +23,8 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show this node, its peers, and what is wrong", Args: args(cobra.NoArgs),
 		Long: `Status shows this node and its peers as the running agent sees them, and what is wrong: each condition
-with what to do about it.
+with what to do about it. It names the datapath that carries the packets and, where a better one was looked
+for, why that one does not.
 
 A peer is "up" while there is a session with it, "idle" when there was one (WireGuard makes the next when
 there is something to send), "new" before the first, and "set-aside" when it is no peer, for which there is
@@ -118,11 +120,26 @@ func table(w io.Writer, s control.Status, now time.Time, wide bool) error {
 	}
 	fmt.Fprintf(&b, "endpoints  %s\n", orDash(strings.Join(self.Endpoints, " ")))
 	fmt.Fprintf(&b, "registry   %s\n", s.Agent.Registry)
-	datapath := s.Agent.Datapath
+	datapath := cmp.Or(self.Datapath, s.Agent.Datapath)
 	if s.Agent.Interface != "" {
 		datapath += ", interface " + s.Agent.Interface
 	}
+	if s.Agent.Namespace != "" {
+		datapath += " in namespace " + s.Agent.Namespace
+	}
+	if s.Agent.UnderlayNamespace != "" {
+		datapath += ", UDP sockets in namespace " + s.Agent.UnderlayNamespace
+	}
 	fmt.Fprintf(&b, "datapath   %s\n", datapath)
+	if self.Instead != "" {
+		fmt.Fprintf(&b, "           no better one: %s\n", strings.ReplaceAll(self.Instead, "\n", "; "))
+	}
+	if s.Agent.Routing == "policy" {
+		fmt.Fprintf(&b, "routing    policy, by table %d; encrypted packets have the mark %s\n", s.Agent.Table, s.Agent.Mark)
+	}
+	if len(s.Agent.Guard) > 0 {
+		fmt.Fprintf(&b, "guards     %s\n", join(s.Agent.Guard))
+	}
 	if s.Agent.Socks5 != "" {
 		fmt.Fprintf(&b, "socks5     %s\n", s.Agent.Socks5)
 	}

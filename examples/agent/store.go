@@ -184,6 +184,9 @@ func etcdConfig(c config.Config, log *slog.Logger) (etcd.Config, error) {
 		}
 	}
 	cfg.Logger = log
+	if c.Policy() && c.NetNS == "" { // else the agent's packets have nothing to do with the mesh's rules
+		cfg.Dial = besideMesh(c.Mark)
+	}
 	return cfg, nil
 }
 

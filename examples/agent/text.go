@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -15,10 +14,10 @@ func orDash(s string) string {
 	return s
 }
 
-func join(as []netip.Addr) string {
+func join[T fmt.Stringer](vs []T) string {
 	var out []string
-	for _, a := range as {
-		out = append(out, a.String())
+	for _, v := range vs {
+		out = append(out, v.String())
 	}
 	return strings.Join(out, " ")
 }

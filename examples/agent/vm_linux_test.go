@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,13 +10,10 @@ import (
 	"io/fs"
 	"maps"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -26,7 +22,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -55,12 +50,12 @@ func TestVM(t *testing.T) {
 	if os.Getenv("WARREN_VMRUN") == "" {
 		t.Skip("needs a virtual machine: go test -exec \"go run github.com/warren-mesh/warren/datapath/internal/vmrun\" (see there)")
 	}
-	v := &machine{t: t, a: newSite(t, "a"), b: newSite(t, "b")}
-	v.join()
+	v := &machine{t: t, a: newSite(t, "a", nil), b: newSite(t, "b", nil)}
+	wire(end{v.a, "eth0", "10.99.0.1/24"}, end{v.b, "eth0", "10.99.0.2/24"})
 	etcd := etcdtest.Start(t, etcdtest.Options{})
 	v.a.forward(etcd.Endpoint(0))
 	v.b.forward(etcd.Endpoint(0))
-	v.settle()
+	settle(v.a, v.b)
 	v.bare = v.a.dump() // before any agent
 	v.anna = v.a.agent("anna", "10.80.0.1", "--datapath", "kernel", "--listen", "51820")
 	v.bert = v.b.agent("bert", "10.80.0.2", "--datapath", "kernel", "--expose", "8080="+v.b.web("bert"), "--expose", "7007/udp="+v.b.echo())
@@ -127,8 +122,8 @@ func (v *machine) wholeHost(t *testing.T) {
 			t.Errorf("%s has the user %s and the capabilities %s", p.name, uid, caps)
 		}
 	}
-	if s := v.anna.status(); s.Agent.Datapath != "kernel" || s.Agent.Interface != "warren0" || s.Self.Endpoints[0] != "10.99.0.1:51820" || len(s.Self.Endpoints) != 1 {
-		t.Errorf("its status has datapath %q, interface %q, endpoints %q", s.Agent.Datapath, s.Agent.Interface, s.Self.Endpoints)
+	if s := v.anna.status(); s.Agent.Datapath != "kernel" || s.Self.Datapath != "kernel" || s.Agent.Interface != "warren0" || s.Self.Endpoints[0] != "10.99.0.1:51820" || len(s.Self.Endpoints) != 1 {
+		t.Errorf("its status has datapath %q, which is %q, interface %q, endpoints %q", s.Agent.Datapath, s.Self.Datapath, s.Agent.Interface, s.Self.Endpoints)
 	}
 	// cora is on the host of bert, whose mesh addresses are none to reach her at.
 	if s := v.cora.status(); len(s.Self.Endpoints) != 1 || !strings.HasPrefix(s.Self.Endpoints[0], "10.99.0.2:") {
@@ -138,34 +133,7 @@ func (v *machine) wholeHost(t *testing.T) {
 		from, to *site
 		addr     string
 	}{{v.a, v.b, "10.80.0.2"}, {v.b, v.a, "10.80.0.1"}, {v.a, v.b, v.bert.own6()}, {v.b, v.a, v.anna.own6()}} {
-		const size = 1 << 20
-		l := way.to.listen("tcp", net.JoinHostPort(way.addr, "4000"))
-		sums := make(chan string, 1)
-		go func() {
-			h := sha256.New()
-			c, err := l.Accept()
-			if err == nil {
-				_ = c.SetDeadline(time.Now().Add(soon))
-				_, err = io.Copy(h, c)
-				_ = c.Close()
-			}
-			sums <- fmt.Sprintf("%x %v", h.Sum(nil), err)
-		}()
-		h := sha256.New()
-		c, err := way.from.dial("tcp", net.JoinHostPort(way.addr, "4000"))
-		if err != nil {
-			t.Fatalf("to %s: %v", way.addr, err)
-		}
-		start := time.Now()
-		_ = c.SetDeadline(start.Add(soon))
-		_, err = io.Copy(io.MultiWriter(c, h), io.LimitReader(&counting{}, size))
-		_ = c.Close()
-		if got, want := <-sums, fmt.Sprintf("%x %v", h.Sum(nil), err); got != want || err != nil {
-			t.Errorf("to %s: SHA-256 %s, want %s", way.addr, got, want)
-		} else {
-			t.Logf("to %s: %d MiB in %v, SHA-256 %.16s... on both sides", way.addr, size>>20, time.Since(start).Round(time.Millisecond), got)
-		}
-		_ = l.Close()
+		carry(t, way.from, way.to, way.addr)
 	}
 }
 
@@ -179,9 +147,7 @@ func (v *machine) commands(t *testing.T) {
 	if code != exitFailed || !strings.Contains(out, "(net.ipv4.ping_group_range does not have its group); use the system's: ping "+v.bert.first()) {
 		t.Errorf("ping without the right ended with %d: %s", code, out)
 	}
-	v.a.must(func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0)
-	})
+	v.a.sysctl("net/ipv4/ping_group_range", "0 2147483647")
 	out, code = v.a.run(v.anna, "ping", "-c", "3", "-i", "10ms", "bert")
 	if code != exitOK || !strings.Contains(out, "3 sent, 3 answered, 0 lost") {
 		t.Errorf("ping ended with %d: %s", code, out)
@@ -230,9 +196,7 @@ func (v *machine) commands(t *testing.T) {
 		t.Errorf("by UDP came %q and %v", b[:n], err)
 	}
 	// A port that is for the privileged.
-	v.b.must(func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("1024"), 0)
-	})
+	v.b.sysctl("net/ipv4/ip_unprivileged_port_start", "1024")
 	dora := v.b.agent("dora", "10.80.0.4", "--datapath", "kernel", "--interface", "dora", "--expose", "80="+v.b.web("dora")).start()
 	dora.saying("expose a port from 1024 on")
 	if out, code := v.b.run(dora, "leave"); code != exitOK {
@@ -485,7 +449,7 @@ func (v *machine) otherSettings(t *testing.T) {
 	// Another interface later: that there is one of before is said.
 	v.anna.args = args
 	v.anna.start()
-	v.anna.saying("an earlier run with other settings may have left an interface")
+	v.anna.saying("an earlier run with other settings may have left what is still in force")
 	v.anna.until("in want of its port, which that one has", has(view.PortInUse))
 	v.anna.signal(syscall.SIGKILL)
 	out, code := v.a.exec(asRoot, "cleanup", "--state", v.anna.state)
@@ -493,6 +457,38 @@ func (v *machine) otherSettings(t *testing.T) {
 		t.Errorf("the agent can read its state no more: %v, %v", info, err)
 	}
 	for _, want := range []string{"removed the interface mesh-x\n", "removed the address 10.80.0.1/32 of lo\n"} {
+		if code != exitOK || !strings.Contains(out, want) {
+			t.Errorf("cleanup ended with %d, and does not say %q: %s", code, want, out)
+		}
+	}
+	v.a.same(v.bare)
+
+	// With policy routing a prefix may have the endpoint in it by which its node is reached.
+	bert := v.bert.args
+	defer func() { v.bert.args = bert }()
+	v.bert.signal(syscall.SIGKILL)
+	v.bert.args = append(slices.Clone(bert), "--announce", "10.99.0.0/16")
+	v.bert.start()
+	v.anna.args = append(slices.Clone(args), "--routing", "policy", "--protocol", "88", "--guard", "10.99.0.0/16", "--forward", "on")
+	v.anna.start()
+	v.whole()
+	carry(t, v.a, v.b, "10.80.0.2")
+	dump = strings.Join(v.a.dump(), "\n")
+	for _, want := range []string{
+		"route 10.99.0.0/16 dev warren0 table 8787 metric 50 proto 88", "route 10.99.0.0/16 dev none table 8787 metric 4294967294 proto 88", "rule 32501 family 2 table 8787 proto 88",
+		"nftables 1 warren-warren0", "forwarding net.ipv4.ip_forward",
+	} {
+		if !strings.Contains(dump, want) {
+			t.Errorf("%q is not there:\n%s", want, dump)
+		}
+	}
+	if code := v.anna.stop(); code != exitOK {
+		t.Errorf("anna ended with %d", code)
+	}
+	v.anna.saying("the kernel goes on forwarding")
+	carry(t, v.a, v.b, "10.80.0.2")
+	out, code = v.a.exec([]uintptr{unix.CAP_NET_ADMIN}, "cleanup", "--state", v.anna.state)
+	for _, want := range []string{"removed the interface warren0\n", "removed the guard of 10.99.0.0/16, in table 8787\n", "removed the rule 32500 of IPv6, to table 254\n", "removed the nftables table inet warren-warren0\n", "turned off net.ipv4.ip_forward\n"} {
 		if code != exitOK || !strings.Contains(out, want) {
 			t.Errorf("cleanup ended with %d, and does not say %q: %s", code, want, out)
 		}
@@ -730,346 +726,4 @@ func flush(family int) error {
 		}
 	}
 	return nil
-}
-
-func index(name string) int {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return -1
-	}
-	return l.Attrs().Index
-}
-
-func (s *site) index(name string) (i int) {
-	_ = s.in(func() error { i = index(name); return nil })
-	return i
-}
-
-func host(addr string) *net.IPNet {
-	a := netip.MustParseAddr(addr)
-	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-}
-
-// site is a network namespace, and what runs in it.
-type site struct {
-	t        *testing.T
-	name     string
-	ns       netns.NsHandle
-	jobs     chan func()
-	registry string // the URL that agents there take
-}
-
-func newSite(t *testing.T, name string) *site {
-	t.Helper()
-	s := &site{t: t, name: name, jobs: make(chan func())}
-	ready, ended := make(chan error), make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			s.ns, err = netns.GetFromPath("/proc/thread-self/ns/net")
-		}
-		ready <- err
-		for f := range s.jobs {
-			f()
-		}
-	}()
-	if err := <-ready; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { close(s.jobs); <-ended; _ = s.ns.Close() })
-	s.must(func() error {
-		return netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index("lo")}})
-	})
-	return s
-}
-
-// in runs f on a thread in the namespace.
-func (s *site) in(f func() error) error {
-	done := make(chan error, 1)
-	s.jobs <- func() { done <- f() }
-	return <-done
-}
-
-func (s *site) must(f func() error) {
-	s.t.Helper()
-	if err := s.in(f); err != nil {
-		s.t.Fatalf("namespace %s: %v", s.name, err)
-	}
-}
-
-// join connects the two namespaces.
-func (v *machine) join() {
-	v.t.Helper()
-	v.a.must(func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(v.b.ns)})
-	})
-	for s, addr := range map[*site]string{v.a: "10.99.0.1/24", v.b: "10.99.0.2/24"} {
-		s.must(func() error {
-			l, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			a, err := netlink.ParseAddr(addr)
-			if err != nil {
-				return err
-			}
-			return errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l))
-		})
-	}
-}
-
-// settle waits until the kernel is done with what comes of links that go up.
-func (v *machine) settle() {
-	last, since := "", time.Now()
-	for end := time.Now().Add(soon); time.Now().Before(end) && (last == "" || time.Since(since) < 500*time.Millisecond); time.Sleep(50 * time.Millisecond) {
-		if now := strings.Join(slices.Concat(v.a.dump(), v.b.dump()), "\n"); now != last {
-			last, since = now, time.Now()
-		}
-	}
-}
-
-func (s *site) listen(network, address string) net.Listener {
-	s.t.Helper()
-	var l net.Listener
-	s.must(func() (err error) { l, err = net.Listen(network, address); return err })
-	return l
-}
-
-func (s *site) listenPacket(network, address string) net.PacketConn {
-	s.t.Helper()
-	var c net.PacketConn
-	s.must(func() (err error) { c, err = net.ListenPacket(network, address); return err })
-	return c
-}
-
-func (s *site) dial(network, address string) (c net.Conn, err error) {
-	err = s.in(func() (err error) { c, err = net.DialTimeout(network, address, soon); return err })
-	return c, err
-}
-
-// forward has a port of the namespace's loopback interface lead to a URL in the machine's own.
-func (s *site) forward(url string) {
-	l := s.listen("tcp", "127.0.0.1:0")
-	s.registry = "etcd://" + l.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				defer c.Close()
-				var d net.Dialer
-				to, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(url, "http://"))
-				if err != nil {
-					return
-				}
-				defer to.Close()
-				defer context.AfterFunc(ctx, func() { _ = c.Close(); _ = to.Close() })()
-				all.Go(func() { _, _ = io.Copy(to, c); _ = to.Close() })
-				_, _ = io.Copy(c, to)
-			})
-		}
-	})
-	s.t.Cleanup(func() { cancel(); _ = l.Close(); all.Wait() })
-}
-
-// web serves name at /name, on the namespace's loopback interface.
-func (s *site) web(name string) string { return s.webAt("127.0.0.1:0", name) }
-
-func (s *site) webAt(address, name string) string {
-	l := s.listen("tcp", address)
-	h := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = h.Serve(l) }()
-	s.t.Cleanup(func() { _ = h.Close(); <-done })
-	return l.Addr().String()
-}
-
-// echo sends back what arrives by UDP on the namespace's loopback interface.
-func (s *site) echo() string {
-	c := s.listenPacket("udp", "127.0.0.1:0")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := make([]byte, 2048)
-		for {
-			n, from, err := c.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteTo(b[:n], from)
-		}
-	}()
-	s.t.Cleanup(func() { _ = c.Close(); <-done })
-	return c.LocalAddr().String()
-}
-
-// agent makes an agent in the namespace, which runs as nobody with CAP_NET_ADMIN. It is not started yet.
-func (s *site) agent(name, addr string, args ...string) *proc {
-	s.t.Helper()
-	dir := folder(s.t)
-	p := &proc{t: s.t, name: name, state: filepath.Join(dir, "state")}
-	p.control = control.Client{Path: filepath.Join(p.state, "agent.sock")}
-	p.args = append([]string{"run", "--state", p.state, "--node", name, "--registry", s.registry, "--socks5", "127.0.0.1:0",
-		"--address", addr, "--address", "fd80::" + addr[strings.LastIndexByte(addr, '.')+1:]}, args...)
-	p.launch = func(cmd *exec.Cmd) error { return s.start(cmd, unix.CAP_NET_ADMIN) }
-	s.t.Cleanup(func() {
-		p.signal(syscall.SIGKILL)
-		if s.t.Failed() {
-			s.t.Logf("%s said:\n%s", name, p.said())
-		}
-	})
-	return p
-}
-
-// asRoot has a command run as root, with all capabilities.
-var asRoot = []uintptr{^uintptr(0)}
-
-// start starts a command in the namespace, as nobody with these capabilities and no other.
-func (s *site) start(cmd *exec.Cmd, caps ...uintptr) error {
-	if !slices.Equal(caps, asRoot) {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: caps}
-	}
-	return s.in(cmd.Start)
-}
-
-// exec runs a command of the agent's in the namespace, as nobody with these capabilities.
-func (s *site) exec(caps []uintptr, args ...string) (out string, code int) {
-	s.t.Helper()
-	path, err := program()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, path, args...)
-	var b bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &b, &b
-	if err := s.start(cmd, caps...); err != nil {
-		s.t.Fatal(err)
-	}
-	_ = cmd.Wait() // its exit status is in cmd
-	return b.String(), cmd.ProcessState.ExitCode()
-}
-
-// run runs a command for an agent's state folder, without capabilities.
-func (s *site) run(p *proc, args ...string) (out string, code int) {
-	s.t.Helper()
-	return s.exec(nil, append(args, "--state", p.state)...)
-}
-
-// dump is all there is of links, addresses, routes and rules, but for what is never twice the same.
-func (s *site) dump() (all []string) {
-	s.t.Helper()
-	for range 100 {
-		var err error
-		_ = s.in(func() error { all, err = dumpHere(); return nil })
-		switch {
-		case err == nil:
-			return all
-		case errors.Is(err, netlink.ErrDumpInterrupted), errors.As(err, new(netlink.LinkNotFoundError)), errors.Is(err, unix.ENODEV):
-			continue // it changed meanwhile
-		}
-		s.t.Fatalf("namespace %s: %v", s.name, err)
-	}
-	s.t.Fatalf("namespace %s: it changes all the time", s.name)
-	return nil
-}
-
-func dumpHere() (all []string, err error) {
-	ls, err := netlink.LinkList()
-	if err != nil {
-		return nil, err
-	}
-	names := map[int]string{0: "none"}
-	for _, l := range ls {
-		a := l.Attrs()
-		names[a.Index] = a.Name
-		all = append(all, fmt.Sprintf("link %s %s up %t mtu %d alias %q", a.Name, l.Type(), a.Flags&net.FlagUp != 0, a.MTU, a.Alias))
-		as, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range as {
-			all = append(all, fmt.Sprintf("addr %s %v scope %d", a.Name, x.IPNet, x.Scope))
-		}
-	}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		rs, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range rs {
-			all = append(all, fmt.Sprintf("route %v dev %s table %d metric %d proto %d src %v type %d", r.Dst, names[r.LinkIndex], r.Table, r.Priority, r.Protocol, r.Src, r.Type))
-		}
-		rules, err := netlink.RuleList(family)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range rules {
-			all = append(all, fmt.Sprintf("rule %d family %d table %d proto %d", r.Priority, family, r.Table, r.Protocol))
-		}
-	}
-	slices.Sort(all)
-	return all, nil
-}
-
-// same fails the test if the namespace is not, or does not become in a moment, what it was.
-func (s *site) same(want []string) {
-	s.t.Helper()
-	var got []string
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if got = s.dump(); slices.Equal(got, want) {
-			return
-		}
-	}
-	var diff []string
-	for _, l := range want {
-		if !slices.Contains(got, l) {
-			diff = append(diff, "- "+l)
-		}
-	}
-	for _, l := range got {
-		if !slices.Contains(want, l) {
-			diff = append(diff, "+ "+l)
-		}
-	}
-	s.t.Errorf("namespace %s is not what it was:\n%s", s.name, strings.Join(diff, "\n"))
-}
-
-// wireguard is the configuration of a device, but for what is never twice the same.
-func (s *site) wireguard(name string) (text string) {
-	_ = s.in(func() error {
-		c, err := wgctrl.New()
-		if err != nil {
-			text = err.Error()
-			return nil
-		}
-		defer c.Close()
-		d, err := c.Device(name)
-		if err != nil {
-			text = err.Error()
-			return nil
-		}
-		ps := make(map[string]string)
-		for _, p := range d.Peers {
-			var ips []string
-			for _, ip := range p.AllowedIPs {
-				ips = append(ips, ip.String())
-			}
-			slices.Sort(ips)
-			ps[p.PublicKey.String()] = fmt.Sprintf("%v keepalive %v", ips, p.PersistentKeepaliveInterval)
-		}
-		text = fmt.Sprintf("key %v port %d mark %d", d.PublicKey, d.ListenPort, d.FirewallMark)
-		for _, k := range slices.Sorted(maps.Keys(ps)) {
-			text += " peer " + k + " " + ps[k]
-		}
-		return nil
-	})
-	return text
 }

@@ -110,7 +110,8 @@ const (
 )
 
 // Condition is something that is wrong: what, since when, for whom, and what to do about it. Where one kind
-// is true of many prefixes of a node, the first 8 have one each, and one without a subject counts the rest.
+// is true of many prefixes of a node, or of many things of a host, the first 8 prefixes, or 16 things, have one
+// each, and one without a subject counts the rest.
 type Condition struct {
 	Kind    Kind
 	Node    string // whom it is about; empty: no node in particular

@@ -412,6 +412,9 @@ func (h *Host) AddRoutes(ctx context.Context, routes []datapath.Route) error {
 		}
 	}
 	h.delete(ctx, extra, fails)
+	if err := h.tidyMoved(ctx); err != nil {
+		h.o.Logger.Warn("rules of former options are left", "err", err)
+	}
 	return fails.join()
 }
 
@@ -597,7 +600,7 @@ func (h *Host) whose(ctx context.Context, f found, taken []route, fails failures
 		if !slices.ContainsFunc(taken, func(r route) bool { return r.dst.Addr().Is4() == is4 }) {
 			continue
 		}
-		rs, err := h.routes(ctx, family(is4), uint32(h.o.Table), 0, 0)
+		rs, err := h.list(ctx, routesOf{fam: family(is4), table: uint32(h.o.Table)})
 		if err != nil {
 			h.o.Logger.Warn("routes that are in the way have unknown owners", "err", err)
 		}

@@ -114,9 +114,10 @@ var layouts = map[string]Options{
 	"default":  {},
 	"device":   {Sources: SourceDevice},
 	"loopback": {Sources: SourceLoopback},
-	"table":    {Table: 7777, Rule: true, Mark: 51820},
+	"table":    {Table: 7777, Policy: true, Mark: 51820},
 	"cover":    {Cover: prefixes.MustParse("10.8.0.0/13", "fd08::/16")},
-	"all":      {Sources: SourceLoopback, Table: 7777, Rule: true, Mark: 51820, Cover: prefixes.MustParse("10.8.0.0/13", "fd08::/16"), Metric: 70, Priority: 100},
+	"all": {Sources: SourceLoopback, Table: 7777, Policy: true, Mark: 51820, Cover: prefixes.MustParse("10.8.0.0/13", "fd08::/16"), Metric: 70, Priority: 100,
+		Guard: prefixes.MustParse("10.0.0.0/8", "::/0")},
 }
 
 // Killed before any change of the host and started again, a mesh makes the host what it should be; or

@@ -13,13 +13,36 @@
 //   - A route is ours if it has our protocol number and leads into our link.
 //   - An address on our link is ours, unless the kernel made it. One on the loopback interface is ours if
 //     it has our number as address protocol (IFA_PROTO, Linux 5.18).
-//   - A rule is ours if it has our protocol number and the form of ours: a table that is not one of Linux's own,
-//     and nothing else but, inverted, a whole mark.
+//   - A rule is ours if it has our protocol number and the form of ours: inverted, a mark and its mask, and nothing
+//     else but a table that is not one of Linux's own, or the main one without its default routes; or one that does
+//     nothing, and has the name of an interface and such a table. The latter says of which mesh the others are.
+//   - An unreachable route is ours if it has our protocol number, and no such rule says that its table is another's.
 //
 // Everything else is left alone, and named where it is in the way. A route is created only where none of
 // that prefix, metric and table exists (NLM_F_EXCL), never by replacing: the IPv6 side of Linux gives a
 // replacement the place of a route of another interface. A deletion names prefix, table, metric, protocol
 // and interface.
+//
+// # Policy routing
+//
+// With Options.Policy there are three rules a family, and routes in a table of our own:
+//
+//	32500  not fwmark 0x50/0xf0  lookup main suppress_prefixlength 0
+//	32501  not fwmark 0x50/0xf0  lookup 8787
+//	32502  iif warren0  nop
+//
+// Encrypted packets have the mark, and so no route of ours ever concerns them, be it a default route, or one to
+// a prefix with all peers' endpoints inside. What the main table knows better than by a default route wins: a host
+// does not lose the networks it is connected to. What Options.Guard names is unreachable in our table by the last of
+// all metrics, so that it holds when the link is gone, or the process. Rules and guards that others remove make Ready
+// false, and are put back at once. The third rule does nothing. It names whose the others are, so that another mesh, of
+// the same protocol, takes them neither for its own nor for what is left when the link is gone.
+//
+// A mesh without Policy marks its encrypted packets too, so that they stay out of the table of one that has it.
+//
+// A lookup of an answer is made without the mark: where the reverse path filter of the underlay's link is strict,
+// packets of peers that are reached by a default route are dropped if our table has a way to them. Problems
+// says so.
 //
 // # What is remembered
 //
@@ -37,6 +60,11 @@
 // routes of an IPv6 address itself come a moment after it. A lookup that meets an IPv6 route in the instant
 // it is freed finds none.
 //
-// No sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
+// # Packets for others
+//
+// Where the host forwards, or Options.SNAT or Forward ask for it, there is a table of nftables, which package nft
+// keeps: TCP connections that are forwarded get segments that fit the link. A host that forwards nothing has none.
+//
+// Without Options.Forward no sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
 // would have it strict: WireGuard has checked the source already, against the peer's allowed IPs.
 package hostnet

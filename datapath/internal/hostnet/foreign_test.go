@@ -228,7 +228,7 @@ func TestForeignTable(t *testing.T) {
 	s.ip("link add eth0 type veth peer name far0", "link set eth0 up", "link set far0 up", "route add fd01::/64 dev eth0 table 7777 proto bird")
 	s.settle()
 	before := s.dump()
-	h := s.open(Options{Table: 7777, Rule: true})
+	h := s.open(Options{Table: 7777, Policy: true})
 	_, _, err := h.Adopt(s.ctx(), kind, nil)
 	foreign(t, err, "routing table 7777", "fd01::/64", "eth0", "bird")
 	become(t, "something half-made", before, s.dump)

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -29,12 +28,16 @@ type Host struct {
 	watch   *watcher
 	changed chan struct{}
 
-	mu     sync.Mutex
-	c      *conn
-	asked  map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
-	behind map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
-	known  *known                      // our routes, if nothing is known to have changed them; nil: not known
-	before func(what string) error     // called before each change, for tests
+	mu       sync.Mutex
+	c        *conn
+	asked    map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
+	behind   map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
+	known    *known                      // our routes, if nothing is known to have changed them; nil: not known
+	filter   filter
+	restorer restorer
+	leads    bool                    // rules of former Options are left, by which packets come to routes of ours
+	unfit    error                   // why Up could not have it as it is to be
+	before   func(what string) error // called before each change, for tests
 }
 
 // Open checks o and opens sockets. It changes nothing, and needs no link.
@@ -50,6 +53,12 @@ func Open(o Options) (*Host, error) {
 		changed: make(chan struct{}, 1),
 	}
 	h.forget()
+	h.startRestorer()
+	defer func() {
+		if err != nil {
+			h.stopRestorer()
+		}
+	}()
 	if h.ns, err = openNamespace(o.Namespace); err != nil {
 		return nil, fmt.Errorf("host network: %w", err)
 	}
@@ -80,7 +89,10 @@ func (h *Host) Close() error {
 	if h.closed.Swap(true) {
 		return nil
 	}
-	return errors.Join(h.c.nl.Close(), h.watch.close(), h.ns.close())
+	err := errors.Join(h.c.nl.Close(), h.closeFilter(), h.watch.close(), h.ns.close())
+	h.stopRestorer()
+	close(h.changed)
+	return err
 }
 
 // Changed returns a channel that receives after somebody else changed a link, an address, a rule, or a
@@ -151,6 +163,20 @@ func unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT)
 }
 
+// Mark returns the firewall mark for encrypted packets of a device that is to have asked; 0: none in particular.
+func (h *Host) Mark(asked uint32) (uint32, error) {
+	switch {
+	case asked == 0:
+		return h.o.Mark, nil
+	case h.o.Policy && !h.Apart(asked):
+		return 0, fmt.Errorf("mark %#x: encrypted packets would follow the routes into %s; leave it out, or have one of which mask %#x leaves %#x", asked, h.o.Interface, h.o.Mask, h.o.Mark)
+	}
+	return asked, nil
+}
+
+// Apart reports whether packets with that mark never follow the routes into the link.
+func (h *Host) Apart(mark uint32) bool { return h.o.Policy && mark&h.o.Mask == h.o.Mark }
+
 // Lists.
 
 func (h *Host) links(ctx context.Context) ([]link, error) {
@@ -183,25 +209,34 @@ func (h *Host) addrs(ctx context.Context) ([]ifaddr, error) {
 	return as, nil
 }
 
-// routes returns those of a table (0: any) and protocol (0: any) into an interface (0: any) or several.
-func (h *Host) routes(ctx context.Context, fam uint8, table uint32, proto uint8, oif int) ([]route, error) {
+// routesOf says which routes to list: of a family, and of a table, protocol and type and into an interface
+// where these are not 0.
+type routesOf struct {
+	fam   uint8
+	table uint32
+	proto uint8
+	typ   uint8
+	oif   int
+}
+
+func (h *Host) list(ctx context.Context, o routesOf) ([]route, error) {
 	var rs []route
 	small := uint8(0)
-	if table < 256 {
-		small = uint8(table)
+	if o.table < 256 {
+		small = uint8(o.table)
 	}
-	q := newRequest(unix.RTM_GETROUTE, 0, []byte{fam, 0, 0, 0, small, proto, 0, 0, 0, 0, 0, 0})
-	if table != 0 {
-		q = q.u32(unix.RTA_TABLE, table)
+	q := newRequest(unix.RTM_GETROUTE, 0, []byte{o.fam, 0, 0, 0, small, o.proto, 0, o.typ, 0, 0, 0, 0})
+	if o.table != 0 {
+		q = q.u32(unix.RTA_TABLE, o.table)
 	}
-	if oif != 0 {
-		q = q.u32(unix.RTA_OIF, uint32(oif))
+	if o.oif != 0 {
+		q = q.u32(unix.RTA_OIF, uint32(o.oif))
 	}
 	err := h.c.dump(ctx, q, func(m message) {
 		// A kernel without that family answers with what the others have.
 		r, ok := parseRoute(m.body)
-		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == fam &&
-			(table == 0 || r.table == table) && (proto == 0 || r.proto == proto) && (oif == 0 || r.oif == oif) {
+		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == o.fam &&
+			(o.table == 0 || r.table == o.table) && (o.proto == 0 || r.proto == o.proto) && (o.typ == 0 || r.typ == o.typ) && (o.oif == 0 || r.oif == o.oif) {
 			rs = append(rs, r)
 		}
 	})
@@ -242,7 +277,7 @@ func (h *Host) ourRoutes(ctx context.Context, index int) (map[netip.Prefix][]rou
 	h.watch.ours.Store(int64(index))
 	changes, ok := h.watch.catchUp(h)
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		rs, err := h.routes(ctx, fam, 0, uint8(h.o.Protocol), index)
+		rs, err := h.list(ctx, routesOf{fam: fam, proto: uint8(h.o.Protocol), oif: index})
 		if err != nil {
 			return nil, err
 		}
@@ -290,28 +325,40 @@ func (h *Host) lookup(ctx context.Context, dst netip.Addr, mark uint32) (r route
 	return r, ok && err == nil && r.typ == unix.RTN_UNICAST
 }
 
-// rpFilterAll returns net.ipv4.conf.all.rp_filter.
-func (h *Host) rpFilterAll(ctx context.Context) (uint32, error) {
-	var all uint32
-	err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{unix.AF_INET}), func(m message) {
-		var index int32
-		var rp uint32
-		for typ, v := range attrs(m.body, 1) {
-			switch typ {
-			case netconfaIfindex:
-				index = int32(u32(v))
-			case netconfaRPFilter:
-				rp = u32(v)
+// netconf are the values of net.ipv4.conf.all and net.ipv6.conf.all that bear on us.
+type netconf struct {
+	forwards
+	rpFilter uint32 // IPv4 only
+}
+
+func (h *Host) netconf(ctx context.Context) (c netconf, err error) {
+	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{fam}), func(m message) {
+			var index int32
+			var rp, forward uint32
+			for typ, v := range attrs(m.body, 1) {
+				switch typ {
+				case netconfaIfindex:
+					index = int32(u32(v))
+				case netconfaRPFilter:
+					rp = u32(v)
+				case netconfaForwarding:
+					forward = u32(v)
+				}
 			}
+			switch {
+			case index != netconfaAll || len(m.body) == 0 || m.body[0] != fam: // a kernel without that family answers with another
+			case fam == unix.AF_INET:
+				c.rpFilter, c.ipv4 = rp, forward != 0
+			default:
+				c.ipv6 = forward != 0
+			}
+		})
+		if err != nil && !unsupported(err) {
+			return c, fmt.Errorf("read the reverse path filter, and what is forwarded: %w", err)
 		}
-		if index == netconfaAll && len(m.body) > 0 && m.body[0] == unix.AF_INET {
-			all = rp
-		}
-	})
-	if err != nil && !unsupported(err) {
-		return 0, fmt.Errorf("read the reverse path filter: %w", err)
 	}
-	return all, nil
+	return c, nil
 }
 
 // Ownership.
@@ -380,9 +427,10 @@ func (h *Host) findLink(ctx context.Context) (found, error) {
 	return h.find(ctx)
 }
 
-// shared reports whether another mesh has our protocol, so that not all that has it can be ours.
+// shared reports whether another mesh has our protocol, so that not all that has it on the loopback interface can be
+// ours. Where we put addresses there, no other of that protocol does: see checkProtocol.
 func (h *Host) shared(f found) bool {
-	return slices.ContainsFunc(f.others, func(alias string) bool {
+	return h.o.Sources != SourceLoopback && slices.ContainsFunc(f.others, func(alias string) bool {
 		return strings.HasSuffix(alias, ":"+strconv.Itoa(f.proto))
 	})
 }
@@ -436,12 +484,6 @@ func (h *Host) Adopt(ctx context.Context, kind string, create func(name string) 
 	if f.foreign.Index != 0 {
 		return Link{}, false, h.foreignLink(f.foreign)
 	}
-	if (h.o.Rule || h.o.Sources == SourceLoopback) && slices.ContainsFunc(f.others, func(a string) bool {
-		return strings.HasSuffix(a, ":"+strconv.Itoa(h.o.Protocol))
-	}) {
-		return Link{}, false, &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[0]),
-			"choose another protocol: what is on the loopback interface, and rules, would be taken for the other's"}
-	}
 	if f.temp.Index != 0 || len(f.extra) > 0 || f.link.Index != 0 && (f.link.Kind != kind || f.proto != h.o.Protocol) {
 		stale := f
 		if f.link.Kind == kind && f.proto == h.o.Protocol {
@@ -469,10 +511,19 @@ func (h *Host) adopt(ctx context.Context, kind string, create func(string) error
 }
 
 func (h *Host) adoptFound(ctx context.Context, f found, kind string, create func(string) error) (_ Link, created bool, err error) {
+	b, err := h.besides(ctx, f)
+	if err != nil {
+		return Link{}, false, err
+	}
 	if f.link.Index == 0 {
-		if err := h.checkTable(ctx, f); err != nil {
+		if err := h.checkProtocol(f, b); err != nil {
 			return Link{}, false, err
 		}
+	}
+	if err := h.checkTable(ctx, f, b); err != nil {
+		return Link{}, false, err
+	}
+	if f.link.Index == 0 {
 		created = true
 		defer func() {
 			if err != nil {
@@ -541,16 +592,47 @@ func (h *Host) discard() {
 	}
 }
 
-// checkTable reports whether somebody else has routes in our table.
-func (h *Host) checkTable(ctx context.Context, f found) error {
+// checkProtocol reports that another mesh has our protocol, where what we put beside our link would be taken for that
+// of the other one.
+func (h *Host) checkProtocol(f found, b beside) error {
+	i := slices.IndexFunc(f.others, func(alias string) bool { return strings.HasSuffix(alias, ":"+strconv.Itoa(h.o.Protocol)) })
+	if i >= 0 && (h.o.Policy || h.o.Sources == SourceLoopback) {
+		return &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("of the mesh whose link has the alias %q", f.others[i]),
+			"choose another protocol: what is on the loopback interface, and rules, would be taken for the other's"}
+	}
+	if o := b.owned(h.o.Protocol, h.o.Interface); h.o.Policy && len(o.names) > 0 {
+		return &ForeignError{"protocol " + strconv.Itoa(h.o.Protocol), fmt.Sprintf("the mesh of interface %s has rules with it, or left them", o.names[0]),
+			"choose another protocol, or clean up after that one"}
+	}
+	return nil
+}
+
+// checkTable reports whether somebody else has routes in our table, or rules for it, before we have.
+func (h *Host) checkTable(ctx context.Context, f found, b beside) error {
 	if h.o.Table == MainTable {
 		return nil
 	}
+	if h.o.Policy {
+		if !slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !r.specific && !slices.Contains(b.rules, r) }) {
+			return nil // it is in use by us
+		}
+		o := b.owned(h.o.Protocol, h.o.Interface)
+		for _, r := range b.rules {
+			if r.table == uint32(h.o.Table) && !r.other && (int(r.proto) != h.o.Protocol || o.has(r)) { // another mesh's; an administrator may have more
+				return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("%v, with protocol %s, is about it", r, protoName(r.proto)), "choose another table, or remove that rule"}
+			}
+		}
+	} else if f.link.Index != 0 {
+		return nil
+	}
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		rs, err := h.routes(ctx, fam, uint32(h.o.Table), 0, 0)
+		rs, err := h.list(ctx, routesOf{fam: fam, table: uint32(h.o.Table)})
 		if err != nil {
 			return err
 		}
+		rs = slices.DeleteFunc(rs, func(r route) bool { // the guard's, and ours
+			return int(r.proto) == h.o.Protocol && (r.typ == unix.RTN_UNREACHABLE || f.link.Index != 0 && r.oif == f.link.Index)
+		})
 		if len(rs) > 0 {
 			return &ForeignError{fmt.Sprintf("routing table %d", h.o.Table), fmt.Sprintf("it has %s", h.owner(f, rs[0])), "choose another table, or empty it"}
 		}
@@ -626,11 +708,11 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			return err
 		}
 	}
-	all, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return err
 	}
-	if max(all, l.rpFilter) == 1 {
+	if max(conf.rpFilter, l.rpFilter) == 1 {
 		r := newRequest(unix.RTM_NEWLINK, 0, linkHeader(l.Index, 0, 0)).nest(unix.IFLA_AF_SPEC, func(r request) request {
 			return r.nest(unix.AF_INET, func(r request) request {
 				return r.nest(unix.IFLA_INET_CONF, func(r request) request { return r.u32(devconfRPFilter, 2) })
@@ -645,95 +727,295 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 			return err
 		}
 	}
-	var errs []error
-	rs, err := h.rules(ctx)
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
-	have := make(map[rule]bool)
-	for _, r := range rs {
-		have[r] = true
+	var errs []error
+	if err := h.checkTable(ctx, f, b); err != nil {
+		return err
 	}
-	want := h.wantRules(f)
-	for _, r := range want {
-		if !have[r] {
-			errs = append(errs, h.addRule(ctx, r))
-		}
+	want := h.wanted(f)
+	rules, guards := want.missing(b)
+	h.restorer.on = true
+	errs = append(errs, h.addMissing(ctx, rules, guards), h.tidy(ctx, f, want))
+	if mtu > 0 {
+		l.MTU = mtu
 	}
-	errs = append(errs, h.tidy(ctx, f, want))
+	h.setFilter(ctx, h.pass(conf, l))
 	return errors.Join(errs...)
 }
 
-// wantRules are the rules of Options.
-func (h *Host) wantRules(f found) []rule {
-	if !h.o.Rule {
+// wantRules are the rules of Options, in the order in which they are made: first one that does nothing but say whose
+// they are, by the name of the interface, which Linux keeps when there is none of that name. Of the two others, the one
+// for the main table comes first, so that no packet to a local network is ever looked up in ours.
+func (h *Host) wantRules(f found) (want []rule) {
+	if !h.o.Policy {
 		return nil
 	}
-	r := rule{fam: unix.AF_INET, priority: uint32(h.o.Priority), table: uint32(h.o.Table), mark: h.o.Mark, mask: maskOf(h.o.Mark), not: h.o.Mark != 0,
-		proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL}
-	want := []rule{r}
-	if f.lo.inet6 {
-		r.fam = unix.AF_INET6
-		want = append(want, r)
+	for _, fam := range f.families() {
+		first := rule{fam: fam, mark: h.o.Mark, mask: h.o.Mask, not: true, proto: uint8(h.o.Protocol), action: unix.FR_ACT_TO_TBL,
+			priority: uint32(h.o.Priority), table: MainTable, specific: true}
+		second := first
+		second.priority, second.table, second.specific = first.priority+1, uint32(h.o.Table), false
+		owner := rule{fam: fam, proto: first.proto, action: unix.FR_ACT_NOP, priority: first.priority + 2, table: second.table, iif: h.o.Interface}
+		want = append(want, owner, first, second)
 	}
 	return want
 }
 
-// stale returns what is ours beside the link and not, or no longer, wanted: addresses on the loopback
-// interface and rules. all says that nothing is wanted.
-func (h *Host) stale(f found, as []ifaddr, rs []rule, want []rule, all bool) (addrs []ifaddr, rules []rule) {
-	if h.shared(f) {
-		return nil, nil
+// owned is what of a protocol belongs to meshes of other interfaces.
+type owned struct {
+	names      []string // of the interfaces
+	tables     map[uint32]bool
+	priorities map[uint32]bool // of rules for the main table
+}
+
+// owned returns what of a protocol does not belong to the mesh of an interface, by the rules that say whose they are.
+func (b beside) owned(protocol int, iface string) owned {
+	o := owned{tables: make(map[uint32]bool), priorities: make(map[uint32]bool)}
+	for _, r := range b.rules {
+		if int(r.proto) == protocol && !r.other && r.iif != "" && r.iif != iface {
+			o.names = append(o.names, r.iif)
+			o.tables[r.table], o.priorities[r.priority-2] = true, true
+		}
 	}
-	for _, a := range as {
-		if a.index == f.lo.Index && int(a.proto) == f.proto && (all || h.o.Sources != SourceLoopback) {
-			addrs = append(addrs, a)
+	return o
+}
+
+// has reports whether a rule is among it.
+func (o owned) has(r rule) bool {
+	return r.specific && o.priorities[r.priority] || !r.specific && o.tables[r.table]
+}
+
+// wantGuards are the routes of Options.Guard.
+func (h *Host) wantGuards(f found) (want []route) {
+	for p := range h.o.Guard.All() {
+		if slices.Contains(f.families(), family(p.Addr().Is4())) {
+			want = append(want, route{dst: p, table: uint32(h.o.Table), metric: guardMetric, proto: uint8(h.o.Protocol), typ: unix.RTN_UNREACHABLE})
+		}
+	}
+	return want
+}
+
+// families are those that this host has.
+func (f found) families() []uint8 {
+	if f.lo.inet6 {
+		return []uint8{unix.AF_INET, unix.AF_INET6}
+	}
+	return []uint8{unix.AF_INET}
+}
+
+// guards lists the unreachable routes with our protocol.
+func (h *Host) guards(ctx context.Context, f found) (rs []route, err error) {
+	for _, fam := range f.families() {
+		some, err := h.list(ctx, routesOf{fam: fam, proto: uint8(f.proto), typ: unix.RTN_UNREACHABLE})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range some {
+			r.oif = 0 // IPv6 has them lead into the loopback interface
+			rs = append(rs, r)
+		}
+	}
+	return rs, nil
+}
+
+// beside is what is ours beside the link, or may be.
+type beside struct {
+	addrs  []ifaddr
+	rules  []rule  // all there are, in the order in which Linux has them
+	guards []route // unreachable ones of our protocol
+}
+
+func (h *Host) besides(ctx context.Context, f found) (b beside, err error) {
+	if b.addrs, err = h.addrs(ctx); err != nil {
+		return b, err
+	}
+	if b.rules, err = h.rules(ctx); err != nil {
+		return b, err
+	}
+	b.guards, err = h.guards(ctx, f)
+	return b, err
+}
+
+// wants is what Options want beside the link, but for addresses; the zero one is nothing.
+type wants struct {
+	rules  []rule
+	guards []route
+}
+
+func (h *Host) wanted(f found) wants { return wants{h.wantRules(f), h.wantGuards(f)} }
+
+// missing returns what of it is not there.
+func (w wants) missing(b beside) (rules []rule, guards []route) {
+	for _, r := range w.rules {
+		if !slices.Contains(b.rules, r) {
+			rules = append(rules, r)
+		}
+	}
+	for _, r := range w.guards {
+		if !slices.Contains(b.guards, r) {
+			guards = append(guards, r)
+		}
+	}
+	return rules, guards
+}
+
+// stale returns what is ours beside the link and not, or no longer, wanted. all says that no address is.
+func (h *Host) stale(f found, b beside, want wants, all bool) (s beside) {
+	shared := h.shared(f)
+	for _, a := range b.addrs {
+		if a.index == f.lo.Index && int(a.proto) == f.proto && !shared && (all || h.o.Sources != SourceLoopback) {
+			s.addrs = append(s.addrs, a)
 		}
 		if a.index == f.link.Index && h.o.Sources == SourceLoopback && !all && f.link.Index != 0 && !a.kernels() && !a.keeps() {
-			addrs = append(addrs, a)
+			s.addrs = append(s.addrs, a)
 		}
 	}
+	others := b.owned(f.proto, h.o.Interface)
 	seen := make(map[rule]bool)
-	for _, r := range rs {
-		if int(r.proto) == f.proto && !r.other && (seen[r] || !slices.Contains(want, r)) {
-			rules = append(rules, r)
+	for _, r := range b.rules {
+		if int(r.proto) == f.proto && !r.other && !others.has(r) && (seen[r] || !slices.Contains(want.rules, r)) {
+			s.rules = append(s.rules, r)
 		}
 		seen[r] = true
 	}
-	return addrs, rules
+	order := func(r rule) int { // the tunnel's before the one that keeps local networks out of it, and last who has them
+		switch {
+		case r.iif != "":
+			return 2
+		case r.specific:
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(s.rules, func(a, b rule) int { return order(a) - order(b) })
+	for _, r := range b.guards {
+		if !others.tables[r.table] && !slices.Contains(want.guards, r) {
+			s.guards = append(s.guards, r)
+		}
+	}
+	return s
 }
 
-// removeMarked removes all that is ours beside the link.
+// leading are the rules among some by which packets still come to routes of ours: the routes are in a table of former
+// Options, until they are wanted in that of these.
+func leading(rules []rule, ours map[netip.Prefix][]route, want wants) (lead, rest []rule) {
+	tables := make(map[uint32]bool)
+	for _, rs := range ours {
+		for _, r := range rs {
+			tables[r.table] = true
+		}
+	}
+	for _, r := range want.rules {
+		delete(tables, r.table) // these lead there, too
+	}
+	for _, r := range rules {
+		if !r.specific && tables[r.table] || r.specific && slices.ContainsFunc(rules, func(s rule) bool { return tables[s.table] && s.priority == r.priority+1 }) {
+			lead = append(lead, r)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	return lead, rest
+}
+
+// removeMarked removes all that is ours beside the link: what has its protocol, and what has that of Options.
 func (h *Host) removeMarked(ctx context.Context, f found) error {
-	as, rs, err := h.addrsAndRules(ctx)
-	if err != nil {
-		return err
+	var errs []error
+	protocols := []int{f.proto}
+	if f.proto != h.o.Protocol {
+		protocols = append(protocols, h.o.Protocol)
 	}
-	addrs, rules := h.stale(f, as, rs, nil, true)
-	return errors.Join(h.removeRules(ctx, rs, rules, nil), h.removeLeft(ctx, f, as, addrs))
+	for _, f.proto = range protocols {
+		b, err := h.besides(ctx, f)
+		if err != nil {
+			return err
+		}
+		s := h.stale(f, b, wants{}, true)
+		errs = append(errs, h.removeRules(ctx, b.rules, s.rules, nil), h.removeGuards(ctx, s.guards), h.removeLeft(ctx, f, b.addrs, s.addrs))
+	}
+	return errors.Join(errs...)
 }
 
-// tidy removes what is left of other Options.
-func (h *Host) tidy(ctx context.Context, f found, want []rule) error {
-	as, rs, err := h.addrsAndRules(ctx)
+// tidy removes what is left of other Options, but for rules by which packets still come to routes of ours.
+func (h *Host) tidy(ctx context.Context, f found, want wants) error {
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return err
 	}
-	addrs, rules := h.stale(f, as, rs, want, false)
-	errs := []error{h.removeRules(ctx, rs, rules, want)}
-	as, addrs, err = h.move(ctx, f, as, addrs)
+	s := h.stale(f, b, want, false)
+	errs := []error{h.tidyRules(ctx, f, b, s.rules, want), h.removeGuards(ctx, s.guards)}
+	as, addrs, err := h.move(ctx, f, b.addrs, s.addrs)
 	errs = append(errs, err, h.removeLeft(ctx, f, as, addrs))
 	h.release(ctx, f, minus(as, addrs))
 	return errors.Join(errs...)
 }
 
-func (h *Host) addrsAndRules(ctx context.Context) ([]ifaddr, []rule, error) {
-	as, err := h.addrs(ctx)
-	if err != nil {
-		return nil, nil, err
+// tidyRules removes stale rules that lead to none of our routes, and notes whether there are others.
+func (h *Host) tidyRules(ctx context.Context, f found, b beside, stale []rule, want wants) error {
+	h.leads = false
+	if len(stale) == 0 {
+		return nil
 	}
-	rs, err := h.rules(ctx)
-	return as, rs, err
+	ours, err := h.ourRoutes(ctx, f.link.Index)
+	if err != nil {
+		return err
+	}
+	lead, rest := leading(stale, ours, want)
+	h.leads = len(lead) > 0
+	return h.removeRules(ctx, b.rules, rest, want.rules)
+}
+
+// tidyMoved is tidyRules once routes were moved.
+func (h *Host) tidyMoved(ctx context.Context) error {
+	if !h.leads {
+		return nil
+	}
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	b, err := h.besides(ctx, f)
+	if err != nil {
+		return err
+	}
+	want := h.wanted(f)
+	return h.tidyRules(ctx, f, b, h.stale(f, b, want, false).rules, want)
+}
+
+// addMissing adds rules and guards.
+func (h *Host) addMissing(ctx context.Context, rules []rule, guards []route) error {
+	var errs []error
+	for _, r := range guards {
+		errs = append(errs, h.addGuard(ctx, r))
+	}
+	for _, r := range rules {
+		errs = append(errs, h.addRule(ctx, r))
+	}
+	return errors.Join(errs...)
+}
+
+// addGuard makes a route of Options.Guard. One that is there is as good.
+func (h *Host) addGuard(ctx context.Context, r route) error {
+	err := h.apply1(ctx, fmt.Sprintf("guard %v", r.dst), r.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+	if errors.Is(err, unix.EEXIST) {
+		err = &ForeignError{fmt.Sprintf("a route to %v with metric %d in table %d", r.dst, r.metric, r.table), "it is not unreachable, or has another protocol", "remove it, or choose another table"}
+	}
+	return err
+}
+
+func (h *Host) removeGuards(ctx context.Context, going []route) error {
+	var errs []error
+	for _, r := range going {
+		err := gone(h.apply1(ctx, fmt.Sprintf("remove the guard of %v", r.dst), r.request(unix.RTM_DELROUTE, 0)))
+		if err == nil {
+			h.o.Logger.Info("removed what was left", "what", fmt.Sprintf("guard of %v in table %d", r.dst, r.table))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // move puts addresses that are not where Options have them there too, so that the routes from them stay when they
@@ -877,6 +1159,18 @@ func (h *Host) removeLinks(ctx context.Context, f found) error {
 	return errors.Join(errs...)
 }
 
+// RemoveLink removes the link, with what is on it or leads into it, and leaves what is beside it, such as what is guarded.
+func (h *Host) RemoveLink(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f, err := h.find(ctx)
+	if err != nil {
+		return err
+	}
+	h.forget()
+	return h.removeLinks(ctx, f)
+}
+
 // Remove removes the link with all that is ours, as Cleanup does.
 func (h *Host) Remove(ctx context.Context) error {
 	h.mu.Lock()
@@ -886,7 +1180,8 @@ func (h *Host) Remove(ctx context.Context) error {
 		return err
 	}
 	h.forget()
-	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f))
+	h.restorer.on = false
+	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f), h.removeFilter(ctx))
 }
 
 // place is the interface that our addresses are on.
@@ -923,7 +1218,7 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	as, err := h.addrs(ctx)
+	b, err := h.besides(ctx, f)
 	if err != nil {
 		return State{}, err
 	}
@@ -931,25 +1226,28 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	rules, err := h.rules(ctx)
-	if err != nil {
-		return State{}, err
-	}
-	rpAll, err := h.rpFilterAll(ctx)
+	conf, err := h.netconf(ctx)
 	if err != nil {
 		return State{}, err
 	}
 	s := State{Link: f.link.Link}
+	var unfit error
 	if f.link.Index != 0 {
 		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
-		s.Addrs = h.readAddrs(f, as)
+		s.Addrs = h.readAddrs(f, b.addrs)
 		s.Routes = h.readRoutes(ours)
-		staleAddrs, staleRules := h.stale(f, as, rules, h.wantRules(f), false)
-		missing := slices.ContainsFunc(h.wantRules(f), func(r rule) bool { return !slices.Contains(rules, r) })
-		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias && len(staleAddrs)+len(staleRules)+len(f.extra) == 0 &&
-			len(redundant(f, as)) == 0 && !missing && max(rpAll, f.link.rpFilter) != 1
+		want := h.wanted(f)
+		stale := h.stale(f, b, want, false)
+		rules, guards := want.missing(b)
+		s.Ready = f.link.Up && f.link.Name == h.o.Interface && f.link.Alias == h.alias &&
+			len(stale.addrs)+len(stale.rules)+len(stale.guards)+len(rules)+len(guards)+len(f.extra)+len(redundant(f, b.addrs)) == 0 &&
+			max(conf.rpFilter, f.link.rpFilter) != 1
+		h.restorer.on = h.restorer.on || s.Ready
+		if s.Ready {
+			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
+		}
 	}
-	h.around(ctx, f, as, ours, rpAll, &s)
+	h.around(ctx, f, b, ours, conf, unfit, &s)
 	return s, ctx.Err()
 }
 
@@ -966,7 +1264,8 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 }
 
 // around reports what is beside the link.
-func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.Prefix][]route, rpAll uint32, s *State) {
+func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) {
+	as := b.addrs
 	var connected, elsewhere []netip.Prefix
 	mtu := 0
 	least := func(m int) {
@@ -1010,38 +1309,16 @@ func (h *Host) around(ctx context.Context, f found, as []ifaddr, ours map[netip.
 		least(l.MTU)
 		least(int(r.mtu))
 	}
-	if mtu == 0 { // a host whose world is its own networks
+	if mtu == 0 { // a host whose world is its own networks, of which another mesh is none
 		for _, a := range as {
-			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !a.local.Addr().IsLinkLocalUnicast() {
+			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !strings.HasPrefix(l.Alias, aliasPrefix) && !a.local.Addr().IsLinkLocalUnicast() {
 				least(l.MTU)
 			}
 		}
 	}
 	s.Host.UnderlayMTU = mtu
 
-	s.Problems = h.problems(ctx, f, under, ours, rpAll)
-}
-
-// problems asks the kernel for the way back, as the reverse path filter does: without the packet's mark.
-func (h *Host) problems(ctx context.Context, f found, under link, ours map[netip.Prefix][]route, rpAll uint32) (errs []error) {
-	if max(rpAll, f.link.rpFilter) != 1 && (under.Index == 0 || max(rpAll, under.rpFilter) != 1) {
-		return nil
-	}
-	for i, dst := range slices.SortedFunc(maps.Keys(ours), prefixes.Compare) {
-		if !dst.Addr().Is4() || i == 16 {
-			break
-		}
-		if dst.Bits() <= 1 && under.Index != 0 && max(rpAll, under.rpFilter) == 1 {
-			errs = append(errs, fmt.Errorf("the reverse path filter of %s is strict, and %v is routed into %s: packets of peers may be dropped; set net.ipv4.conf.%s.rp_filter to 2",
-				under.Name, dst, f.link.Name, under.Name))
-		}
-		if max(rpAll, f.link.rpFilter) != 1 {
-			continue
-		}
-		if r, ok := h.lookup(ctx, dst.Addr(), 0); !ok || r.oif != f.link.Index {
-			return append(errs, fmt.Errorf("the reverse path filter of %s is strict, and packets to %v do not go there: those from it are dropped; set net.ipv4.conf.%s.rp_filter to 2, or add a rule for table %d",
-				f.link.Name, dst, f.link.Name, h.o.Table))
-		}
-	}
-	return errs
+	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
+	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
+	h.restorer.problem(h.o.Protocol, &s.Problems)
 }

@@ -31,6 +31,8 @@ func (*Host) Up(context.Context, int) error { return errHere }
 
 func (*Host) Remove(context.Context) error { return errHere }
 
+func (*Host) RemoveLink(context.Context) error { return errHere }
+
 func (*Host) Read(context.Context) (State, error) { return State{}, errHere }
 
 func (*Host) AddAddrs(context.Context, prefixes.Set) error { return errHere }
@@ -44,3 +46,11 @@ func (*Host) RemoveRoutes(context.Context, prefixes.Set) error { return errHere 
 func (*Host) Changed() <-chan struct{} { return nil }
 
 func (*Host) Do(func() error) error { return errHere }
+
+func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
+
+func (*Host) Apart(uint32) bool { return false }
+
+func (*Host) Problems(context.Context, datapath.State) ([]datapath.Problem, error) {
+	return nil, errHere
+}

@@ -23,10 +23,18 @@ const (
 	// DefaultMetric is that of our routes. The kernel's own are at 0 (IPv4) and 256 (IPv6), and DHCP's
 	// usually from 100 on.
 	DefaultMetric = 50
-	// DefaultPriority is that of our rule, before the one of the main table at 32766.
+	// DefaultPriority is that of the first of our three rules, which are before the one of the main table at 32766.
 	DefaultPriority = 32500
 	// MainTable is the routing table that every packet is looked up in.
 	MainTable = 254
+	// PolicyTable is that of Options.Policy where none is chosen. Nobody is known to use that number.
+	PolicyTable = 8787
+	// DefaultMark and DefaultMask are those of Options.Policy where none are chosen: four bits which the marks
+	// of kube-proxy (0x4000, 0x8000), Calico (0xffff0000), wg-quick (0xca6c), Tailscale (0xff0000), KubeSpan
+	// (0x60) and the AWS CNI (0x80) do not have set in this way. All meshes of a host that have the same ones
+	// stay out of each other's tunnels too.
+	DefaultMark = 0x50
+	DefaultMask = 0xf0
 	// MinMTU is the least MTU of a link that has IPv6 (RFC 8200, section 5).
 	MinMTU = 1280
 )
@@ -53,22 +61,34 @@ type Options struct {
 	// /proc/<pid>/ns/net. Default: the namespace of the thread that calls Open, whichever threads
 	// call later. It is held until Close.
 	Namespace string
-	// Table is the routing table of the routes. Default: MainTable. Another one must not hold routes
-	// of anybody else when the link is created.
+	// Table is the routing table of the routes. Default: MainTable, or PolicyTable with Policy. Another
+	// one than the main table must not hold routes of anybody else when the link is created.
 	Table int
-	// Rule has packets looked up in Table, when that is not the main table; without it that is left to
-	// the rules of the administrator.
-	Rule bool
-	// Priority is that of the rule. Default: DefaultPriority.
+	// Policy has packets looked up in Table by rules of ours, but for those with Mark: these can never follow
+	// the routes into the link, whatever those are. What the main table knows better than by a default route goes
+	// there. Without it, looking up another table than the main one is left to the rules of the administrator.
+	Policy bool
+	// Priority is that of the first of the three rules; the others have the next two numbers. Default:
+	// DefaultPriority.
 	Priority int
-	// Mark leaves packets with this firewall mark out of the rule, so that encrypted packets do not
-	// follow the routes into the link. Default: 0, no exception.
-	Mark uint32
+	// Mark is the firewall mark of encrypted packets, without Policy too: other meshes of the host may have it. Mask are
+	// the bits of it that count, with Policy. Defaults: DefaultMark and DefaultMask, or all bits of a Mark that is given.
+	Mark, Mask uint32
+	// Guard are prefixes that packets of this host may leave to by way of the link only, with Policy: what is not
+	// routed into it is unreachable there, be it that there is no link. It fails closed. Only what the main table
+	// knows better than by a default route, and what is marked, still goes. Default: none, it fails open.
+	Guard prefixes.Set
+	// SNAT are destinations beside the mesh. Packets that come out of the link and leave by another one to there get
+	// this host's address as source. Default: none.
+	SNAT prefixes.Set
+	// Forward has the host forward packets, where it does not: Up turns on net.ipv4.ip_forward and
+	// net.ipv6.conf.all.forwarding, and Remove turns off what was turned on. Default: they are left alone.
+	Forward bool
 	// Metric is that of the routes. The one after it serves for the time a source address is changed.
 	// Default: DefaultMetric.
 	Metric int
 	// Protocol marks what is ours, 5 to 255. Two meshes in one namespace need two protocols where they
-	// use SourceLoopback or Rule. Default: DefaultProtocol.
+	// use SourceLoopback or Policy. Default: DefaultProtocol.
 	Protocol int
 	// Cover are prefixes that are routed whole, as soon as one route inside them is wanted: many
 	// prefixes then need one route. Default: none, each prefix has its own route.
@@ -90,6 +110,17 @@ func (o Options) defaulted() (Options, error) {
 			*p = d
 		}
 	}
+	if o.Policy {
+		def(&o.Table, PolicyTable)
+		if o.Mark == 0 && o.Mask == 0 {
+			o.Mark, o.Mask = DefaultMark, DefaultMask
+		} else if o.Mask == 0 {
+			o.Mask = ^uint32(0)
+		}
+	}
+	if o.Mark == 0 && !o.Policy {
+		o.Mark = DefaultMark
+	}
 	def(&o.Table, MainTable)
 	def(&o.Priority, DefaultPriority)
 	def(&o.Metric, DefaultMetric)
@@ -97,14 +128,23 @@ func (o Options) defaulted() (Options, error) {
 	if badTable(int64(o.Table)) {
 		errs = append(errs, fmt.Errorf("routing table %d: not 1 to 4294967295, or kept by Linux (253, 255); leave it out for the main table", o.Table))
 	}
-	if o.Rule && o.Table == MainTable {
-		errs = append(errs, errors.New("a rule for the main table: Linux has one; choose another table, or no rule"))
+	if o.Policy && o.Table == MainTable {
+		errs = append(errs, errors.New("policy routing by the main table, in which encrypted packets are looked up too: choose another table"))
 	}
-	if badPriority(int64(o.Priority)) {
-		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32765, which come before the main table", o.Priority))
+	if o.Policy && (o.Mark == 0 || o.Mark&^o.Mask != 0) {
+		errs = append(errs, fmt.Errorf("mark %#x with mask %#x: none of its bits may be outside of the mask, and one has to be in it", o.Mark, o.Mask))
 	}
-	if o.Metric < 1 || int64(o.Metric) > 1<<32-2 {
-		errs = append(errs, fmt.Errorf("metric %d: outside 1 to 4294967294", o.Metric))
+	if !o.Policy && o.Mask != 0 {
+		errs = append(errs, fmt.Errorf("mask %#x: there is no rule that would have it; it is for policy routing", o.Mask))
+	}
+	if !o.Policy && !o.Guard.IsEmpty() {
+		errs = append(errs, fmt.Errorf("guarded prefixes %v: without policy routing they would cut off this host, encrypted packets too", o.Guard))
+	}
+	if badPriority(int64(o.Priority)) || badPriority(int64(o.Priority)+2) {
+		errs = append(errs, fmt.Errorf("rule priority %d: outside 1 to 32763, which with the next two come before the main table", o.Priority))
+	}
+	if o.Metric < 1 || int64(o.Metric) > maxMetric {
+		errs = append(errs, fmt.Errorf("metric %d: outside 1 to %d", o.Metric, int64(maxMetric)))
 	}
 	if o.Protocol < 5 || o.Protocol > 255 {
 		errs = append(errs, fmt.Errorf("route protocol %d: outside 5 to 255, of which no other program may use it", o.Protocol))
@@ -117,6 +157,13 @@ func (o Options) defaulted() (Options, error) {
 	}
 	return o, errors.Join(errs...)
 }
+
+const (
+	// guardMetric is that of the routes of Options.Guard, which come after all others.
+	guardMetric = 1<<32 - 2
+	// maxMetric leaves room for the next one, and for the guard's.
+	maxMetric = guardMetric - 2
+)
 
 func badTable(n int64) bool    { return n < 1 || n > 1<<32-1 || n == 255 || n == 253 }
 func badPriority(n int64) bool { return n < 1 || n > 32765 }
@@ -168,7 +215,7 @@ type Link struct {
 type State struct {
 	Link Link // zero: there is none
 
-	// Ready says that the link is up, has its name, its rules and its reverse path filter, and that
+	// Ready says that the link is up, has its name, its rules, guard and reverse path filter, and that
 	// nothing is left of other Options. Where it is false, Up has something to do.
 	Ready bool
 
@@ -190,8 +237,17 @@ type State struct {
 	NoIPv4, NoIPv6 error
 
 	// Problems are what keeps packets from arriving though everything is in place: a strict reverse
-	// path filter.
-	Problems []error
+	// path filter, a rule or route of somebody else that comes first, a mark that others have too.
+	Problems problems
+}
+
+// problems has one for each subject.
+type problems []datapath.Problem
+
+func (ps *problems) add(subject, message, remedy string) {
+	if !slices.ContainsFunc(*ps, func(p datapath.Problem) bool { return p.Subject == subject }) {
+		*ps = append(*ps, datapath.Problem{Subject: subject, Message: message, Remedy: remedy})
+	}
 }
 
 var (

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/warren-mesh/warren/prefixes"
 )
 
 func TestCheckInterface(t *testing.T) {
@@ -43,14 +45,22 @@ func TestOptions(t *testing.T) {
 		want string // in the error; empty: none
 	}{
 		{Options{}, ""},
-		{Options{Table: 7777, Rule: true, Mark: 51820}, ""},
+		{Options{Table: 7777, Policy: true, Mark: 51820}, ""},
 		{Options{Table: math.MaxInt32}, ""},
 		{Options{Table: 255}, "routing table 255"},
 		{Options{Table: 253}, "routing table 253"},
 		{Options{Table: -1}, "routing table -1"},
-		{Options{Rule: true}, "a rule for the main table"},
-		{Options{Priority: 32766}, "rule priority 32766"},
+		{Options{Policy: true}, ""},
+		{Options{Policy: true, Mark: 0x10, Mask: 0x30, Guard: prefixes.MustParse("0.0.0.0/0", "::/0")}, ""},
+		{Options{Policy: true, Table: 254}, "by the main table"},
+		{Options{Policy: true, Mask: 0xff}, "mark 0x0 with mask 0xff"},
+		{Options{Policy: true, Mark: 0x100, Mask: 0xff}, "mark 0x100 with mask 0xff"},
+		{Options{Mark: 1, Mask: 0xff}, "mask 0xff"},
+		{Options{Guard: prefixes.MustParse("10.0.0.0/8")}, "10.0.0.0/8"},
+		{Options{Priority: 32764}, "rule priority 32764"},
+		{Options{Priority: -1}, "rule priority -1"},
 		{Options{Metric: -1}, "metric -1"},
+		{Options{Metric: 1<<32 - 2}, "metric 4294967294"},
 		{Options{Protocol: 2}, "route protocol 2"},
 		{Options{Protocol: 256}, "route protocol 256"},
 		{Options{Sources: 9}, "sources 9"},

@@ -47,7 +47,7 @@ func TestKnown(t *testing.T) {
 			// routes are those for p, with their metrics and tables, as the kernel has them.
 			routes := func() (got []string) {
 				t.Helper()
-				rs, err := look.routes(s.ctx(), unix.AF_INET, 0, 0, 0)
+				rs, err := look.list(s.ctx(), routesOf{fam: unix.AF_INET})
 				must(t, err)
 				for _, r := range rs {
 					if r.dst == p {

@@ -55,7 +55,6 @@ func (w *watcher) close() error {
 
 func (w *watcher) run(h *Host) {
 	defer close(w.done)
-	defer close(h.changed)
 	for !h.closed.Load() {
 		var err error
 		rerr := w.c.raw.Read(func(fd uintptr) bool {
@@ -83,6 +82,7 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 	}
 	if err == unix.ENOBUFS {
 		w.lost.Add(1)
+		h.missed()
 		err = nil
 	}
 	for m := range messages(b) {
@@ -91,12 +91,16 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 		}
 	}
 	if matters && !h.closed.Load() {
-		select {
-		case h.changed <- struct{}{}:
-		default:
-		}
+		h.notify()
 	}
 	return err
+}
+
+func (h *Host) notify() {
+	select {
+	case h.changed <- struct{}{}:
+	default:
+	}
 }
 
 // most is how many datagrams catchUp deals with; a receive buffer of 1 MiB holds fewer.
@@ -128,6 +132,9 @@ func (w *watcher) matters(h *Host, m message) bool {
 			return true
 		}
 		if int(r.proto) == h.o.Protocol {
+			if r.typ == unix.RTN_UNREACHABLE && m.typ == unix.RTM_DELROUTE {
+				h.missed()
+			}
 			w.routes++
 			return true
 		}
@@ -135,6 +142,10 @@ func (w *watcher) matters(h *Host, m message) bool {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := parseLink(m.body); !ok || int64(l.Index) == w.ours.Load() {
 			w.routes++ // it may have been down
+		}
+	case unix.RTM_DELRULE:
+		if r, ok := parseRule(m.body); !ok || int(r.proto) == h.o.Protocol {
+			h.missed()
 		}
 	case unix.RTM_DELADDR:
 		w.routes++ // those from it go too

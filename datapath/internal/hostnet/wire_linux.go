@@ -16,6 +16,7 @@ const (
 	devconfRPFilter     = 8      // IPV4_DEVCONF_RP_FILTER, linux/ip.h
 	devconfDisableIPv6  = 26     // DEVCONF_DISABLE_IPV6, linux/ipv6.h
 	netconfaIfindex     = 1      // NETCONFA_IFINDEX, linux/netconf.h
+	netconfaForwarding  = 2      // NETCONFA_FORWARDING
 	netconfaRPFilter    = 3      // NETCONFA_RP_FILTER
 	netconfaAll         = -1     // NETCONFA_IFINDEX_ALL
 	rtextFilterSkipStat = 1 << 3 // RTEXT_FILTER_SKIP_STATS, linux/rtnetlink.h
@@ -343,11 +344,11 @@ func parseRoute(b []byte) (r route, ok bool) {
 // request writes r. It names all that makes it ours: prefix, table, metric, protocol, interface.
 func (r route) request(typ, flags uint16) request {
 	fam := family(r.dst.Addr().Is4())
-	scope, kind := uint8(unix.RT_SCOPE_UNIVERSE), uint8(unix.RTN_UNICAST)
+	scope, kind := uint8(unix.RT_SCOPE_UNIVERSE), max(r.typ, unix.RTN_UNICAST)
 	switch {
 	case typ == unix.RTM_DELROUTE:
 		scope, kind = unix.RT_SCOPE_NOWHERE, r.typ // whatever it has
-	case fam == unix.AF_INET:
+	case fam == unix.AF_INET && kind == unix.RTN_UNICAST:
 		scope = unix.RT_SCOPE_LINK
 	}
 	table := uint8(unix.RT_TABLE_UNSPEC)
@@ -358,7 +359,10 @@ func (r route) request(typ, flags uint16) request {
 	if r.dst.Bits() > 0 {
 		q = q.addr(unix.RTA_DST, r.dst.Addr())
 	}
-	q = q.u32(unix.RTA_OIF, uint32(r.oif)).u32(unix.RTA_PRIORITY, r.metric).u32(unix.RTA_TABLE, r.table)
+	if r.oif != 0 {
+		q = q.u32(unix.RTA_OIF, uint32(r.oif))
+	}
+	q = q.u32(unix.RTA_PRIORITY, r.metric).u32(unix.RTA_TABLE, r.table)
 	if r.src.IsValid() {
 		q = q.addr(unix.RTA_PREFSRC, r.src)
 	}
@@ -373,6 +377,8 @@ type rule struct {
 	mark     uint32
 	mask     uint32 // of the mark; 0 where there is none
 	not      bool
+	specific bool   // only routes that are narrower than a default route count (suppress_prefixlength 0)
+	iif      string // of the rule that says whose ours are, which does nothing
 	proto    uint8
 	action   uint8 // FR_ACT_*
 	other    bool  // it is of a form that ours never has
@@ -385,7 +391,8 @@ func parseRule(b []byte) (r rule, ok bool) {
 	}
 	flags := ne.Uint32(b[8:])
 	r.fam, r.table, r.action, r.not = b[0], uint32(b[4]), b[7], flags&unix.FIB_RULE_INVERT != 0
-	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[5] != 0 || b[6] != 0 || r.action != unix.FR_ACT_TO_TBL || flags&^unix.FIB_RULE_INVERT != 0
+	flags &^= unix.FIB_RULE_IIF_DETACHED // there is no such interface now
+	r.other = b[1] != 0 || b[2] != 0 || b[3] != 0 || b[5] != 0 || b[6] != 0 || flags&^unix.FIB_RULE_INVERT != 0
 	masked := false
 	for typ, v := range attrs(b, unix.SizeofRtMsg) {
 		switch typ {
@@ -401,7 +408,12 @@ func parseRule(b []byte) (r rule, ok bool) {
 			if len(v) > 0 {
 				r.proto = v[0]
 			}
-		case unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_SUPPRESS_IFGROUP:
+		case unix.FRA_IIFNAME:
+			r.iif = text(v)
+		case unix.FRA_SUPPRESS_PREFIXLEN:
+			r.specific = len(v) == 4 && u32(v) == 0
+			r.other = r.other || !r.specific && u32(v) != ^uint32(0)
+		case unix.FRA_SUPPRESS_IFGROUP:
 			r.other = r.other || u32(v) != ^uint32(0)
 		default:
 			r.other = true
@@ -410,24 +422,25 @@ func parseRule(b []byte) (r rule, ok bool) {
 	if r.mark != 0 && !masked {
 		r.mask = ^uint32(0)
 	}
-	r.other = r.other || badTable(int64(r.table)) || r.table == MainTable || badPriority(int64(r.priority)) || r.not != (r.mark != 0) || r.mask != maskOf(r.mark)
+	r.other = r.other || badPriority(int64(r.priority))
+	own := !badTable(int64(r.table)) && r.table != MainTable
+	if r.iif != "" {
+		r.other = r.other || r.action != unix.FR_ACT_NOP || r.not || r.mark != 0 || r.mask != 0 || r.specific || !own
+	} else {
+		r.other = r.other || r.action != unix.FR_ACT_TO_TBL || !r.not || r.mark == 0 || r.mark&^r.mask != 0 || r.specific != (r.table == MainTable) || !r.specific && !own
+	}
 	return r, r.fam == unix.AF_INET || r.fam == unix.AF_INET6
 }
 
 func (r rule) String() string {
 	s := fmt.Sprintf("IPv%d rule for table %d with priority %d", map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.fam], r.table, r.priority)
 	if r.mark != 0 {
-		s += fmt.Sprintf(" and mark %#x", r.mark)
+		s += fmt.Sprintf(" and mark %#x/%#x", r.mark, r.mask)
+	}
+	if r.iif != "" {
+		s += " from " + r.iif
 	}
 	return s
-}
-
-// maskOf is the mask of a mark that ours has: all of it, or none.
-func maskOf(mark uint32) uint32 {
-	if mark == 0 {
-		return 0
-	}
-	return ^uint32(0)
 }
 
 // hits reports whether a request to remove r would remove c, which comes first: Linux compares only what a request
@@ -435,7 +448,7 @@ func maskOf(mark uint32) uint32 {
 // net/core/fib_rules.c).
 func (r rule) hits(c rule) bool {
 	return c.fam == r.fam && c.action == r.action && c.table == r.table && c.priority == r.priority && c.proto == r.proto &&
-		(r.mark == 0 || c.mark == r.mark && c.mask == r.mask)
+		(r.mark == 0 || c.mark == r.mark && c.mask == r.mask) && (!r.specific || c.specific) && (r.iif == "" || c.iif == r.iif)
 }
 
 func (r rule) request(typ, flags uint16) request {
@@ -451,6 +464,12 @@ func (r rule) request(typ, flags uint16) request {
 	q = q.u32(unix.FRA_PRIORITY, r.priority).u32(unix.FRA_TABLE, r.table).u8(unix.FRA_PROTOCOL, r.proto)
 	if r.mark != 0 {
 		q = q.u32(unix.FRA_FWMARK, r.mark).u32(unix.FRA_FWMASK, r.mask)
+	}
+	if r.specific {
+		q = q.u32(unix.FRA_SUPPRESS_PREFIXLEN, 0)
+	}
+	if r.iif != "" {
+		q = q.text(unix.FRA_IIFNAME, r.iif)
 	}
 	return q
 }

@@ -37,6 +37,8 @@ func rules() []rule {
 		{of: []string{"datapath/memory"}, only: append(values, "datapath"), from: datapathModules, why: "the reference device needs nothing else"},
 		{of: []string{"datapath/internal/uapi", "datapath/internal/wgconv", "datapath/internal/hostnet", "datapath/internal/wggo"}, not: drivers, why: "drivers share it"},
 		{of: []string{"datapath/datapathtest"}, not: drivers, why: "the suite knows no driver"},
+		{of: []string{"datapath/internal/nettest"}, not: drivers, why: "the tests of drivers share it"},
+		{of: []string{"prefixes", "datapath/...", "mesh/...", "examples/..."}, not: []string{"datapath/internal/nettest"}, why: "it is for tests alone"},
 
 		{of: []string{"mesh/watch", "mesh/registry"}, only: []string{}, from: []string{}, why: "it is a leaf"},
 		{of: []string{"mesh/registry/memory"}, only: []string{"mesh/registry", "mesh/watch"}, from: []string{}, why: "a store knows nothing of what it keeps"},
@@ -249,7 +251,7 @@ func TestWhoBringsWeightIn(t *testing.T) {
 		"protobuf":  {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
 		"server":    {"mesh/registry/etcd/etcdtest"},
 		"gVisor":    {"datapath/netstack", "datapath/auto", "examples/...", "roles/*"},
-		"WireGuard": {"datapath/internal/wggo", "datapath/netstack", "datapath/tun", "datapath/auto", "examples/...", "roles/*"},
+		"WireGuard": {"datapath/internal/wggo", "datapath/internal/nettest", "datapath/netstack", "datapath/tun", "datapath/auto", "examples/...", "roles/*"},
 	}
 	brought := make(map[string]bool)
 	for _, p := range ps {

@@ -1,11 +1,13 @@
 package core
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
@@ -677,6 +679,10 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.readFail = 0
 	m.readAt = now.Add(m.cfg.Audit)
 	m.host = in.State.Host
+	if m.host.Driver != was.Driver || m.host.Instead != was.Instead {
+		m.changed = true
+	}
+	m.hostProblems(now, in.State.Problems)
 	var outside drift
 	if m.trusted() {
 		outside = m.driftOf(m.have.State(), in.State)
@@ -720,6 +726,34 @@ func (m *Machine) readingDone(now time.Time, in Reading) {
 	m.observe(now, in.State)
 	m.recordStale = true
 	m.full, m.flushAt = true, now
+}
+
+// maxProblems is how many problems of the host get a condition each. The rest are counted in one more, which
+// has no subject.
+const maxProblems = 16
+
+// hostProblems has the conditions of the host be what a reading has, in whatever order it has them. Of two
+// with one subject, which no driver is to report, one counts.
+func (m *Machine) hostProblems(now time.Time, read []datapath.Problem) {
+	ps := slices.Clone(read)
+	for i := range ps {
+		ps[i].Subject = cmp.Or(ps[i].Subject, "host")
+	}
+	slices.SortFunc(ps, func(a, b datapath.Problem) int {
+		return cmp.Or(cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Message, b.Message), cmp.Compare(a.Remedy, b.Remedy))
+	})
+	ps = slices.CompactFunc(ps, func(a, b datapath.Problem) bool { return a.Subject == b.Subject })
+	named := ps[:min(len(ps), maxProblems)]
+	keep := make(map[string]bool, len(named)+1)
+	for _, p := range named {
+		keep[p.Subject] = true
+		m.raise(now, view.HostProblem, m.cfg.Node, p.Subject, p.Message, p.Remedy)
+	}
+	if more := len(ps) - len(named); more > 0 {
+		keep[""] = true
+		m.raise(now, view.HostProblem, m.cfg.Node, "", fmt.Sprintf("and %d more problems of this host", more), "see to the others of this kind first")
+	}
+	m.clearBut(view.HostProblem, m.cfg.Node, keep)
 }
 
 // drift is how a device became other than it was left: how many resources are, and one of them.

@@ -446,7 +446,9 @@ func both(a, b *[]string) (common []string) {
 // View returns what the node sees now.
 func (m *Machine) View() view.View {
 	v := view.View{Ready: m.ready, Version: m.version, Revision: m.revision}
-	v.Self = view.Self{Node: m.cfg.Node, Key: m.pub, Record: m.rec, Published: m.published}
+	v.Self = view.Self{
+		Node: m.cfg.Node, Key: m.pub, Datapath: m.host.Driver, Instead: m.host.Instead, Record: m.rec, Published: m.published,
+	}
 	if m.have != nil {
 		v.Self.Local = m.have.State().Local
 		v.Self.ListenPort, v.Self.MTU = m.have.State().Device.ListenPort, m.have.State().Device.MTU

@@ -30,6 +30,7 @@ type world struct {
 	nodes     map[string]*entry
 	announced []netip.Prefix
 	host      datapath.Host
+	problems  []datapath.Problem // of the host, no two with one subject
 }
 
 // entry is what the registry has of one node, and had.
@@ -60,13 +61,14 @@ type expected struct {
 	peers      map[key.Public][]netip.Prefix
 	routes     []netip.Prefix
 	local      []netip.Prefix
-	conditions map[string]bool // of the kinds that follow from the registry: kind, node, subject
+	conditions map[string]bool   // of the kinds that follow from the registry and the host: kind, node, subject
+	words      map[string]string // of those about the host
 	withheld   map[string]view.Kind
 	usable     map[string][]netip.AddrPort // endpoints that this host can send to, by node
 }
 
 func (w *world) expect(now time.Time) expected {
-	e := expected{peers: map[key.Public][]netip.Prefix{}, conditions: map[string]bool{}, withheld: map[string]view.Kind{}, usable: map[string][]netip.AddrPort{}}
+	e := expected{peers: map[key.Public][]netip.Prefix{}, conditions: map[string]bool{}, words: map[string]string{}, withheld: map[string]view.Kind{}, usable: map[string][]netip.AddrPort{}}
 	prefixesOf := map[string][]netip.Prefix{} // by kind and node; the first 8 are named
 	wrong := func(kind view.Kind, node string, subject any) {
 		if p, ok := subject.(netip.Prefix); ok {
@@ -75,6 +77,19 @@ func (w *world) expect(now time.Time) expected {
 			return
 		}
 		e.conditions[fmt.Sprint(kind, " ", node, " ", subject)] = true
+	}
+
+	about := map[string]datapath.Problem{}
+	for _, p := range w.problems {
+		about[p.Subject] = p
+	}
+	for i, subject := range slices.Sorted(maps.Keys(about)) {
+		if i < 16 {
+			wrong(view.HostProblem, w.node, subject)
+			e.words[subject] = about[subject].Message + " (" + about[subject].Remedy + ")"
+		} else {
+			wrong(view.HostProblem, w.node, "")
+		}
 	}
 
 	records := map[string]*record.Record{}
@@ -311,6 +326,9 @@ func (w *world) compare(now time.Time, st datapath.State, v view.View) (wrong []
 	}
 
 	// The view.
+	if v.Self.Datapath != w.host.Driver || v.Self.Instead != w.host.Instead {
+		say("view: datapath %q, instead %q", v.Self.Datapath, v.Self.Instead)
+	}
 	known := map[string]*record.Record{}
 	for id, n := range w.nodes {
 		if r := n.inForce(now); r != nil {
@@ -362,6 +380,7 @@ func (w *world) compare(now time.Time, st datapath.State, v view.View) (wrong []
 	judged := map[view.Kind]bool{
 		view.RecordExpired: true, view.RecordRefused: true, view.KeyConflict: true, view.PrefixRefused: true,
 		view.PrefixConflict: true, view.LocalWins: true, view.EndpointLoops: true, view.EndpointUnusable: true,
+		view.HostProblem: true,
 		// None of these is to be left when all is well again.
 		view.OpFailed: true, view.PortInUse: true, view.DeviceUnreadable: true, view.RegistryDown: true, view.PublishFailed: true,
 	}
@@ -369,6 +388,9 @@ func (w *world) compare(now time.Time, st datapath.State, v view.View) (wrong []
 		what := fmt.Sprint(c.Kind, " ", c.Node, " ", c.Subject)
 		if judged[c.Kind] && !e.conditions[what] {
 			say("view: there is the condition %v", c)
+		}
+		if said := c.Message + " (" + c.Remedy + ")"; c.Kind == view.HostProblem && c.Subject != "" && said != e.words[c.Subject] {
+			say("view: of %s it says %q, want %q", c.Subject, said, e.words[c.Subject])
 		}
 		delete(e.conditions, what)
 	}

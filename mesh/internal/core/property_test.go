@@ -15,6 +15,7 @@ import (
 	"github.com/warren-mesh/warren/mesh/identity"
 	"github.com/warren-mesh/warren/mesh/internal/core"
 	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
 )
 
@@ -29,8 +30,9 @@ var (
 	someAddresses = []string{"10.9.0.1/32", "10.1.1.1/32", "2001:db8:1::1/128"}
 	someEndpoints = []string{"203.0.113.1:51820", "203.0.113.2:51820", "10.1.1.9:51820", "192.168.1.9:1", "[2001:db8:1::9]:51820", "[fe80::1%eth0]:1", "example.net:51820", "example.org:1", "127.0.0.1:1", "169.254.0.1:1"}
 	someHosts     = []datapath.Host{
-		{IPv4: true, IPv6: true, Underlay: datapath.UnderlaySeparate},
-		{IPv4: true, IPv6: true, Underlay: datapath.UnderlayShared},
+		{IPv4: true, IPv6: true, Underlay: datapath.UnderlaySeparate, Driver: "netstack", Instead: "the kernel has no WireGuard"},
+		{IPv4: true, IPv6: true, Underlay: datapath.UnderlayShared, Driver: "kernel"},
+		{IPv4: true, IPv6: true, Underlay: datapath.UnderlayShared, Driver: "tun", Instead: "the kernel has no WireGuard"},
 		{IPv4: true, Underlay: datapath.UnderlayShared, Connected: prefixes.MustParse("10.0.0.0/9")},
 		{IPv6: true, Underlay: datapath.UnderlaySeparate, Connected: prefixes.MustParse("10.1.1.0/24", "2001:db8::/32")},
 		{IPv4: true, IPv6: true, Connected: prefixes.MustParse("10.0.0.0/9", "10.128.0.0/9")},
@@ -38,6 +40,21 @@ var (
 	someAddrs    = []string{"203.0.113.1", "203.0.113.9", "10.1.1.9", "2001:db8:1::9", "127.0.0.1"} // of names
 	someFailures = []string{"put peer", "drop prefixes", "remove peer", "add routes", "remove routes", "add local", "remove local", "add addresses", "set device"}
 )
+
+// someProblems draws problems of a host, in any order.
+func someProblems(t *rapid.T) []datapath.Problem {
+	most := rapid.SampledFrom([]int{0, 1, 3, 20}).Draw(t, "problems at most")
+	subjects := make([]string, 20)
+	for i := range subjects {
+		subjects[i] = fmt.Sprintf("thing %d", i)
+	}
+	subjects = rapid.Permutation(subjects).Draw(t, "subjects")[:rapid.IntRange(0, most).Draw(t, "problems")]
+	ps := make([]datapath.Problem, len(subjects))
+	for i, s := range subjects {
+		ps[i] = datapath.Problem{Subject: s, Message: rapid.SampledFrom([]string{"is wrong", "is very wrong"}).Draw(t, "message"), Remedy: rapid.SampledFrom([]string{"", "mend it"}).Draw(t, "remedy")}
+	}
+	return ps
+}
 
 func someOf[T any](t *rapid.T, from []T, atMost int, what string) []T {
 	n := rapid.IntRange(0, atMost).Draw(t, "number of "+what)
@@ -381,6 +398,13 @@ func (tr *trouble) actions() map[string]func(*rapid.T) {
 			tr.lag, tr.dev.unread = false, nil
 			tr.run(2 * time.Minute) // until it is seen
 		},
+		"problems": func(*rapid.T) {
+			ps := someProblems(tr.t)
+			tr.dev.problems, tr.w.problems = ps, ps
+			if rapid.Bool().Draw(tr.t, "noticed") {
+				tr.step(core.Touched{})
+			}
+		},
 		"drift": func(*rapid.T) {
 			tr.finish()
 			p := netip.MustParsePrefix(rapid.SampledFrom(somePrefixes).Draw(tr.t, "drifting"))
@@ -629,3 +653,35 @@ func checkMachine(t *rapid.T) {
 func TestMachine(t *testing.T) { rapid.Check(t, checkMachine) }
 
 func FuzzMachine(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkMachine)) }
+
+// Whatever the readings are: a View is another exactly when it says something else, and what is raised and
+// cleared is what came and went.
+func TestHostProblems_AreNewsOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := up(t)
+		var last []datapath.Problem
+		for range rapid.IntRange(1, 8).Draw(t, "readings") {
+			if rapid.IntRange(0, 2).Draw(t, "again") > 0 {
+				last = someProblems(t)
+			} else {
+				last = rapid.Permutation(last).Draw(t, "order")
+			}
+			s.dev.problems = last
+			was := s.m.View()
+			s.take()
+			s.read()
+			is := s.m.View()
+			differs := !slices.Equal(was.Conditions, is.Conditions)
+			if risen := is.Version > was.Version; risen != differs {
+				t.Fatalf("version %d after %d: conditions\n%v\nafter\n%v", is.Version, was.Version, is.Conditions, was.Conditions)
+			}
+			c := view.Diff(was, is)
+			if !slices.Equal(c.Raised, s.raised) || !slices.Equal(c.Cleared, s.cleared) {
+				t.Fatalf("raised %v, cleared %v, and the View %v, %v", s.raised, s.cleared, c.Raised, c.Cleared)
+			}
+			if w := (&world{node: "m", problems: last}); len(problemsOf(is)) != len(w.expect(s.now).conditions) {
+				t.Fatalf("of %v there is %v", last, is.Conditions)
+			}
+		}
+	})
+}

@@ -2052,6 +2052,157 @@ func TestView_OnlyWhatTheDeviceHas(t *testing.T) {
 	}
 }
 
+// What carries the packets, and why nothing better does, is what the newest reading says.
+func TestView_Datapath(t *testing.T) {
+	s := newSim(t)
+	if self := s.m.View().Self; self.Datapath != "" || self.Instead != "" {
+		t.Errorf("before the first reading: %q, %q", self.Datapath, self.Instead)
+	}
+	s.dev.host.Driver = "kernel"
+	s.start(rec("a", "10.1.0.0/16"))
+	was := s.m.View()
+	if was.Self.Datapath != "kernel" || was.Self.Instead != "" {
+		t.Errorf("at first: %q, %q", was.Self.Datapath, was.Self.Instead)
+	}
+	for _, change := range []func(){
+		func() { s.dev.host.Driver = "tun" },
+		func() { s.dev.host.Instead = "the kernel has no WireGuard" },
+		func() { s.dev.host.Instead = "" },
+		func() { s.dev.host.Driver = "" },
+	} {
+		change()
+		s.run(s.cfg.Audit)
+		v := s.m.View()
+		if v.Self.Datapath != s.dev.host.Driver || v.Self.Instead != s.dev.host.Instead || v.Version != was.Version+1 {
+			t.Errorf("version %d after %d: %q, %q, want %+v", v.Version, was.Version, v.Self.Datapath, v.Self.Instead, s.dev.host)
+		}
+		was = v
+	}
+	s.wantOps()
+}
+
+// problemsOf returns what a View says of the host, by subject.
+func problemsOf(v view.View) map[string]view.Condition {
+	cs := make(map[string]view.Condition)
+	for c := range v.Find(view.HostProblem) {
+		cs[c.Subject] = c
+	}
+	return cs
+}
+
+// read has the device read, once.
+func (s *sim) read() {
+	s.t.Helper()
+	was := s.dev.tries
+	s.step(core.Touched{})
+	s.run(2 * time.Second)
+	if s.dev.tries == was {
+		s.t.Fatalf("the device was not read")
+	}
+}
+
+func TestHostProblems(t *testing.T) {
+	s := up(t)
+	filter := datapath.Problem{Subject: "rp_filter of eth0", Message: "it is strict", Remedy: "set it to 2"}
+	mtu := datapath.Problem{Subject: "mtu", Message: "1280 bytes are less than 1420"}
+	s.dev.problems = []datapath.Problem{filter, mtu}
+	s.read()
+	first := s.m.View()
+	is := problemsOf(first)
+	if c := is[filter.Subject]; len(is) != 2 || c.Node != "m" || c.Message != filter.Message || c.Remedy != filter.Remedy || c.Since.Before(epoch) {
+		t.Errorf("there are %v", is)
+	}
+	if len(s.raised) != 2 || len(s.cleared) != 0 {
+		t.Errorf("raised %v, cleared %v", s.raised, s.cleared)
+	}
+
+	// The same once more, in another order.
+	s.take()
+	s.dev.problems = []datapath.Problem{mtu, filter}
+	s.read()
+	s.run(time.Minute)
+	if v := s.m.View(); v.Version != first.Version || len(s.raised)+len(s.cleared) > 0 {
+		t.Errorf("version %d after %d, raised %v, cleared %v", v.Version, first.Version, s.raised, s.cleared)
+	}
+
+	// Other words are no other problem.
+	mtu.Message = "1300 bytes are less than 1420"
+	s.dev.problems = []datapath.Problem{filter, mtu}
+	s.read()
+	v := s.m.View()
+	if c := problemsOf(v)["mtu"]; c.Message != mtu.Message || !c.Since.Equal(is["mtu"].Since) || v.Version != first.Version+1 || len(s.raised)+len(s.cleared) > 0 {
+		t.Errorf("version %d after %d: %v, raised %v, cleared %v", v.Version, first.Version, c, s.raised, s.cleared)
+	}
+
+	// A device that cannot be read says nothing of what is over.
+	s.dev.unread = errTest
+	s.dev.problems = nil
+	s.run(time.Minute)
+	s.wantCondition(view.DeviceUnreadable, "m", "")
+	if is := problemsOf(s.m.View()); len(is) != 2 {
+		t.Errorf("of a device that cannot be read there are %v", is)
+	}
+	s.dev.unread = nil
+	s.dev.problems = []datapath.Problem{filter}
+	s.take()
+	s.run(2 * time.Minute)
+	if is := problemsOf(s.m.View()); len(is) != 1 || len(s.cleared) != 2 {
+		t.Errorf("there are %v, cleared %v", is, s.cleared)
+	}
+
+	// They are the host's, whatever becomes of the device.
+	s.take()
+	s.dev.vanish()
+	s.run(time.Minute)
+	if is := problemsOf(s.m.View()); len(is) != 1 || len(s.raised)+len(s.cleared) > 0 {
+		t.Errorf("of another device there are %v, raised %v, cleared %v", is, s.raised, s.cleared)
+	}
+	s.dev.problems = nil
+	s.read()
+	if is := problemsOf(s.m.View()); len(is) != 0 || len(s.cleared) != 1 {
+		t.Errorf("there are %v, cleared %v", is, s.cleared)
+	}
+}
+
+func TestHostProblems_ManyAreCounted(t *testing.T) {
+	s := up(t)
+	for _, n := range []int{16, 17, 1000, 18, 3, 1000, 0} {
+		s.dev.problems = nil
+		for i := range n {
+			s.dev.problems = append(s.dev.problems, datapath.Problem{Subject: fmt.Sprintf("thing %04d", n-i), Message: "is wrong"})
+		}
+		s.take()
+		s.read()
+		is := problemsOf(s.m.View())
+		if want := min(n, 17); len(is) != want {
+			t.Errorf("of %d problems there are %d conditions, want %d", n, len(is), want)
+		}
+		if c, counted := is[""]; counted != (n > 16) || counted && !strings.Contains(c.Message, fmt.Sprintf(" %d more ", n-16)) {
+			t.Errorf("of %d problems the rest is %v", n, c)
+		}
+		if lines := len(s.raised) + len(s.cleared); lines > 17 {
+			t.Errorf("%d problems are %d lines", n, lines)
+		}
+	}
+}
+
+// Two problems with one subject, and such without, are against the contract. They are shown all the same,
+// and are no news at each reading.
+func TestHostProblems_AgainstTheContract(t *testing.T) {
+	s := up(t)
+	s.dev.problems = []datapath.Problem{{Subject: "mtu", Message: "b"}, {Message: "no subject"}, {Subject: "mtu", Message: "a"}}
+	s.read()
+	was := s.m.View()
+	if is := problemsOf(was); len(is) != 2 || is["mtu"].Message != "a" || is["host"].Message != "no subject" {
+		t.Errorf("there are %v", is)
+	}
+	slices.Reverse(s.dev.problems)
+	s.read()
+	if v := s.m.View(); v.Version != was.Version {
+		t.Errorf("version %d after %d", v.Version, was.Version)
+	}
+}
+
 // The version of the View rises with what it shows, and with nothing else.
 func TestView_Version(t *testing.T) {
 	a := rec("a", "10.1.0.0/16")

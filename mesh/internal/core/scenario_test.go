@@ -29,6 +29,7 @@ var update = flag.Bool("update", false, "write what happens into the scenarios, 
 //	> config [address ADDRESS] [nat] [ports FIRST-LAST]     before anything else
 //	> found PEER PREFIX...                                  a device that is there at the start, with a peer
 //	> shared | connected PREFIX...                          the host
+//	> problems [SUBJECT: MESSAGE] [; SUBJECT: MESSAGE]...   what is wrong with the host from now on
 //	> start                                                 the node starts
 //	> announce [PREFIX...]                                  what m announces from now on
 //	> reset [RECORD [; RECORD]...]                          all that the registry has
@@ -129,6 +130,13 @@ func (sc *scenario) do(t *testing.T, command string) error {
 		sc.dev.host.Underlay = datapath.UnderlayShared
 	case "connected":
 		sc.dev.host.Connected = set(args...)
+	case "problems":
+		sc.dev.problems = nil
+		for text := range strings.SplitSeq(rest, ";") {
+			if subject, message, ok := strings.Cut(strings.TrimSpace(text), ": "); ok {
+				sc.dev.problems = append(sc.dev.problems, datapath.Problem{Subject: subject, Message: message, Remedy: "change that"})
+			}
+		}
 	case "start":
 		sc.sim = simOn(t, sc.dev, sc.change...)
 		sc.dev.fail = func(op datapath.Op) error {

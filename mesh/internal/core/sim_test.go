@@ -106,17 +106,18 @@ func announce(ps ...string) core.Announced {
 
 // fakeDevice is a device on a host, that fails when it is told to.
 type fakeDevice struct {
-	model  datapath.Model
-	host   datapath.Host
-	stats  map[key.Public]datapath.Stats
-	fail   func(datapath.Op) error // nil: nothing
-	whole  error                   // of Apply as a whole, which then does nothing
-	unread error                   // of Read
-	taken  map[uint16]bool         // ports of others
-	after  func(datapath.Op)       // called after each op that was tried
-	tries  int                     // of reading, and
-	reads  int                     // those that succeeded
-	seen   datapath.Host           // at the last reading
+	model    datapath.Model
+	host     datapath.Host
+	problems []datapath.Problem
+	stats    map[key.Public]datapath.Stats
+	fail     func(datapath.Op) error // nil: nothing
+	whole    error                   // of Apply as a whole, which then does nothing
+	unread   error                   // of Read
+	taken    map[uint16]bool         // ports of others
+	after    func(datapath.Op)       // called after each op that was tried
+	tries    int                     // of reading, and
+	reads    int                     // those that succeeded
+	seen     datapath.Host           // at the last reading
 }
 
 func newDevice() *fakeDevice {
@@ -138,7 +139,7 @@ func (d *fakeDevice) read() (datapath.State, error) {
 
 func (d *fakeDevice) state() datapath.State {
 	s := d.model.State().Clone()
-	s.Host = d.host
+	s.Host, s.Problems = d.host, slices.Clone(d.problems)
 	s.Stats = make(map[key.Public]datapath.Stats)
 	for k := range s.Peers {
 		s.Stats[k] = d.stats[k]

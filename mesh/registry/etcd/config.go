@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding"
 	"errors"
@@ -52,6 +53,10 @@ type Config struct {
 	// proportional to it, see the package comment. At least 100 ms.
 	Timeout time.Duration
 
+	// Dial connects to an endpoint, "host:port", for a host on which that takes more than to ask for it. TLS is
+	// spoken on what it returns. nil: as gRPC does, which minds HTTPS_PROXY in the environment.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+
 	// Logger gets what an operator can act on: gaps, ignored keys, outages and their end. Nil: discard.
 	Logger *slog.Logger
 }
@@ -101,6 +106,7 @@ type settings struct {
 	password  unique.Handle[string]
 	file      string // PasswordFile
 	timeout   time.Duration
+	dial      func(ctx context.Context, address string) (net.Conn, error) // nil: gRPC's own
 	log       *slog.Logger
 }
 
@@ -108,7 +114,7 @@ type settings struct {
 func (c Config) check() (*settings, error) {
 	s := &settings{
 		prefix: c.Prefix, tls: c.TLS, username: c.Username, password: unique.Make(c.Password),
-		file: c.PasswordFile, timeout: c.Timeout, log: c.Logger,
+		file: c.PasswordFile, timeout: c.Timeout, dial: c.Dial, log: c.Logger,
 	}
 	if len(c.Endpoints) == 0 {
 		return nil, errors.New("etcd: Endpoints is empty, at least one is needed")

@@ -81,6 +81,9 @@ func dial(s *settings, endpoints []string) (*conn, error) {
 		scheme = "https://"
 		opts = append(opts, grpc.WithTransportCredentials(handshaker{s.tls}))
 	}
+	if s.dial != nil {
+		opts = append(opts, grpc.WithContextDialer(s.dial))
+	}
 	urls := make([]string, len(endpoints))
 	for i, e := range endpoints {
 		urls[i] = scheme + e

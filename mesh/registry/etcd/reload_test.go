@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,6 +64,43 @@ func TestReload(t *testing.T) {
 	}
 	if s := f.hasNot("node/b"); s.resets != 3 || s.deleted != 0 {
 		t.Errorf("moving to another store: %d resets, %d deletions, want 3 and 0", s.resets, s.deleted)
+	}
+}
+
+// Dial makes the connections, with TLS on top or not, and another one does after a Reload.
+func TestDial(t *testing.T) {
+	t.Parallel()
+	for _, o := range []etcdtest.Options{{}, {TLS: true}} {
+		t.Run(fmt.Sprintf("TLS %t", o.TLS), func(t *testing.T) {
+			t.Parallel()
+			c := etcdtest.Start(t, o)
+			cfg, err := etcd.ParseURL(c.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, at, _ := strings.Cut(c.Endpoint(0), "://")
+			var dialled [2]atomic.Int32
+			dial := func(i int) func(context.Context, string) (net.Conn, error) {
+				return func(ctx context.Context, address string) (net.Conn, error) {
+					if dialled[i].Add(1); address != at {
+						t.Errorf("dials %s, want %s", address, at)
+					}
+					return new(net.Dialer).DialContext(ctx, "tcp", address)
+				}
+			}
+			cfg.Dial = dial(0)
+			r := open(t, cfg)
+			put(t, r, "node/a", "1")
+			before := dialled[0].Load()
+			cfg.Dial = dial(1)
+			if err := r.Reload(cfg); err != nil {
+				t.Fatal(err)
+			}
+			put(t, r, "node/a", "2")
+			if before == 0 || dialled[0].Load() != before || dialled[1].Load() == 0 {
+				t.Errorf("the first dialled %d times, and %d after, the second %d times", before, dialled[0].Load()-before, dialled[1].Load())
+			}
+		})
 	}
 }
 

@@ -41,11 +41,23 @@ type Config struct {
 	RegistryCA, RegistryCert, RegistryKey string
 	RegistryUser, RegistryPasswordFile    string
 
-	Datapath     string
-	Interface    string // of the kernel datapath, as are Table, Metric and Source; without it they are zero
-	Table        int
-	Metric       int
-	Source       string
+	Datapath string
+
+	// Of an interface of the host. With netstack they are zero.
+
+	Interface            string
+	NetNS, UnderlayNetNS string // paths; empty: the agent's, and the interface's
+	Routing              string
+	Table                int
+	Priority             int    // with policy routing, as are Mark, Mask and Guard
+	Mark, Mask           uint32 // Mark 0: none is given
+	Guard                []netip.Prefix
+	Metric               int
+	Protocol             int
+	Source               string
+	SNAT                 []netip.Prefix
+	Forward              string
+
 	Address      []netip.Addr // empty: one that follows from mesh and node
 	Announce     []netip.Prefix
 	Endpoint     []record.Endpoint // Port 0: the device's real one. Empty: those of the host, unless NoEndpoint

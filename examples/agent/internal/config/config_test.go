@@ -41,7 +41,14 @@ func TestTable(t *testing.T) {
 		"registry-ca": {"--registry=etcds://a:1"}, "registry-cert": {"--registry=etcds://a:1", "--registry-key=k"},
 		"registry-key": {"--registry=etcds://a:1", "--registry-cert=c"}, "registry-user": {"--registry-password-file=p"},
 		"registry-password-file": {"--registry-user=u"},
-		"interface":              {"--datapath=kernel"}, "table": {"--datapath=kernel"}, "metric": {"--datapath=kernel"}, "source": {"--datapath=kernel"},
+	}
+	for _, s := range Settings() {
+		if s.Host {
+			needs[s.Name] = []string{"--datapath=tun"}
+		}
+	}
+	for _, name := range []string{"priority", "mark", "guard"} {
+		needs[name] = append(needs[name], "--routing=policy")
 	}
 	seen := make(map[string]bool)
 	for _, s := range Settings() {
@@ -82,9 +89,15 @@ func TestPrecedence(t *testing.T) {
 	single := map[string][]string{
 		"mesh": {"m1", "m2", "m3"}, "mtu": {"1300", "1400", "1500"}, "listen": {"1", "2-3", "any"},
 		"log-level": {"debug", "warn", "error"}, "keepalive": {"25s", "off", "auto"},
-		"datapath": {"kernel", "kernel", "kernel"},
+		"datapath": {"kernel", "tun", "auto"}, "routing": {"policy", "policy", "policy"},
 	}
+	onHost := map[string][]string{
+		"interface": {"wg0", "a", "x-1"}, "netns": {"/run/netns/blue", "/proc/1/ns/net", "/x"}, "table": {"1", "100", "4294967295"}, "metric": {"1", "50", "4294967292"},
+		"protocol": {"5", "87", "255"}, "source": {"hint", "device", "loopback"}, "forward": {"on", "off", "on"},
+	}
+	policy := map[string][]string{"priority": {"1", "32500", "32763"}, "mark": {"0x50/0xf0", "0x1/0x1", "0xffffffff/0xffffffff"}}
 	lists := map[string][]string{
+		"snat": {"10.0.0.0/8", "192.0.2.1/32", "fd00::/8"}, "guard": {"0.0.0.0/0", "::/0", "10.0.0.0/8"},
 		"address": {"10.0.0.1", "10.0.0.2", "fd00::1"}, "role": {"a", "b", "c"}, "endpoint": {"a:0", "192.0.2.1:5", "[2001:db8::1]:7"},
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -129,14 +142,18 @@ func TestPrecedence(t *testing.T) {
 				want[name] = v
 			}
 		}
-		ofKernel := map[string][]string{"interface": {"wg0", "a", "x-1"}, "table": {"main", "1", "4294967295"}, "metric": {"1", "50", "4294967294"}, "source": {"hint", "device", "loopback"}}
 		for _, s := range Settings() {
-			if v := ofKernel[s.Name]; v != nil && want["datapath"] != nil {
-				give(s.Name, v, false)
-			} else if v := single[s.Name]; v != nil {
-				give(s.Name, v, false)
-			} else if v := lists[s.Name]; v != nil {
-				give(s.Name, v, true)
+			_, forPolicy := policy[s.Name]
+			switch host := want["datapath"] != nil; {
+			case s.Host && !host, (forPolicy || s.Name == "guard") && want["routing"] == nil:
+			case lists[s.Name] != nil:
+				give(s.Name, lists[s.Name], true)
+			default:
+				for _, m := range []map[string][]string{single, onHost, policy} {
+					if v := m[s.Name]; v != nil {
+						give(s.Name, v, false)
+					}
+				}
 			}
 		}
 		c, err := load(ToRun, file.String(), environ, args...)
@@ -195,9 +212,54 @@ func TestPathsInURL(t *testing.T) {
 	}
 }
 
+// A namespace is called by its name, or has a path.
+func TestNamespaces(t *testing.T) {
+	for _, test := range []struct{ file, flag, want string }{
+		{"netns: blue", "", "/run/netns/blue"}, {"netns: ns/blue", "", "etc/ns/blue"}, {"netns: /proc/7/ns/net", "", "/proc/7/ns/net"},
+		{"", "blue", "/run/netns/blue"}, {"", "./blue", "./blue"}, {"", "/run//netns/../netns/a.b", "/run/netns/a.b"},
+	} {
+		args := []string{"--config=etc/agent.yaml", "--registry=memory", "--datapath=tun"}
+		if test.flag != "" {
+			args = append(args, "--netns="+test.flag)
+		}
+		if c, err := load(ToRun, test.file, nil, args...); err != nil || c.NetNS != test.want {
+			t.Errorf("%+v: got %q and %v", test, c.NetNS, err)
+		}
+	}
+}
+
+// What holds where nobody says anything depends on the datapath, and on how it is routed.
+func TestHostDefaults(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                 "     ",
+		"--datapath=kernel":                "warren0 main main   87",
+		"--datapath=auto --routing=policy": "warren0 policy 8787 32500 0x50/0xf0 87",
+		"--datapath=tun --mark=1 --routing=policy --table=main --table=5": "warren0 policy 5 32500 0x1/0xffffffff 87",
+	} {
+		c, err := load(ToRun, "", nil, append(strings.Fields(args), "--registry=memory")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, name := range []string{"interface", "routing", "table", "priority", "mark", "protocol"} {
+			for _, s := range Settings() {
+				if s.Name == name {
+					got = append(got, strings.Join(s.get(c), ","))
+				}
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q: got %q, want %q", args, got, want)
+		}
+	}
+	if c, err := load(ToClean, "", nil, "--netns=blue"); err != nil || c.Interface != "warren0" || c.Protocol != 87 || c.NetNS != "/run/netns/blue" {
+		t.Errorf("to clean: got %+v and %v", c, err)
+	}
+}
+
 // Whatever a value is, what is printed is read again as the same.
 func TestPrintedIsRead(t *testing.T) {
-	for _, s := range []string{"null", "~", "NULL", "true", "0x1", "- a", "a: b", "# a", "a #b", "<<", "\x00", "\x85", "\u2028", "\ufeff", "\ufffe", "\xff", "\x7f", "a\nb", " a ", "'", `"`, `\`, "日本", "😀", "!!binary x", "*a", "%"} {
+	for _, s := range []string{"null", "~", "NULL", "true", "0x1", "- a", "a: b", "# a", "a #b", "<<", "\x00", "\x85", "\u2028", "\ufeff", "\ufffe", "\xff", "\x7f", "a\nb", " a ", "'", `"`, `\`, "日本", "😀", "!!binary x", "*a", "%", "x/"} {
 		printed(t, s)
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -214,7 +276,7 @@ func printed(t interface {
 	if s == "" {
 		return // which no setting may be
 	}
-	for _, args := range [][]string{{"--state=" + s}, {"--socket=" + s}, {"--label=" + s + "=" + s}, {"--label=a=" + s}, {"--role=" + s}, {"--registry-user=" + s, "--registry-password-file=" + s}} {
+	for _, args := range [][]string{{"--state=" + s}, {"--socket=" + s}, {"--label=" + s + "=" + s}, {"--label=a=" + s}, {"--role=" + s}, {"--registry-user=" + s, "--registry-password-file=" + s}, {"--datapath=tun", "--netns=" + s}} {
 		c, err := load(ToRun, "", nil, append([]string{"--registry=etcd://h:1"}, args...)...)
 		if err != nil {
 			continue // it may not be that
@@ -279,7 +341,26 @@ registry-password-file (--registry-password-file) means nothing, as registry (--
 		{args: "--log-level=loud", want: `--log-level: log-level "loud" is none of debug, info, warn, error`},
 		{args: "--label=a", want: `--label: label "a" is not KEY=VALUE`},
 		{args: "--role=", want: `--role: role "" is empty`},
-		{args: "--datapath=tun", want: `--datapath: datapath "tun" is none of netstack, kernel`},
+		{args: "--datapath=wg", want: `--datapath: datapath "wg" is none of netstack, kernel, tun, auto`},
+		{args: "--guard=10.0.0.0/8,::/0 --netns=blue --mark=7", want: `netns (--netns) "/run/netns/blue" is about a network interface of the host, and datapath (default) is netstack, which has none; leave it out, or say --datapath kernel, tun or auto
+mark (--mark) "0x7/0xffffffff" is about a network interface of the host, and datapath (default) is netstack, which has none; leave it out, or say --datapath kernel, tun or auto
+guard (--guard) "10.0.0.0/8" is about a network interface of the host, and datapath (default) is netstack, which has none; leave it out, or say --datapath kernel, tun or auto`},
+		{args: "--datapath=tun --routing=static", want: `--routing: routing "static" is none of main, policy`},
+		{file: "datapath: auto\nrouting: main\npriority: 100\nmark: 0x50/0xf0\nguard: [0.0.0.0/0]", want: `priority (agent.yaml:3) "100" is for policy routing, and routing (agent.yaml:2) is main; leave it out, or say --routing policy
+mark (agent.yaml:4) "0x50/0xf0" is for policy routing, and routing (agent.yaml:2) is main; leave it out, or say --routing policy
+guard (agent.yaml:5) "0.0.0.0/0" is for policy routing, and routing (agent.yaml:2) is main; leave it out, or say --routing policy`},
+		{args: "--datapath=tun --routing=policy --table=254", want: `table (--table) is main, in which encrypted packets are looked up too, and routing (--routing) is policy; leave it out for 8787, or name another one`},
+		{args: "--datapath=kernel --underlay-netns=red", want: `underlay-netns (--underlay-netns) "/run/netns/red" is not for the kernel datapath, as Linux has WireGuard's sockets where it made the interface; leave it out, or say --datapath tun`},
+		{args: "--datapath=tun --netns=..", want: `--netns: netns ".." means a folder`},
+		{args: "--datapath=tun --forward=yes", want: `--forward: forward "yes" is none of on, off`},
+		{args: "--datapath=tun --snat=10.1.2.3/16", want: `--snat: snat "10.1.2.3/16" has bits beyond its length; write 10.1.0.0/16, or 10.1.2.3/32 for the one address`},
+		{args: "--datapath=tun --snat=10.0.0.0/8,10.0.0.0/8", want: `--snat: snat "10.0.0.0/8" is there twice`},
+		{args: "--datapath=tun --routing=policy --priority=32764", want: `--priority: priority "32764" is no number from 1 to 32763`},
+		{args: "--datapath=tun --protocol=4", want: `--protocol: protocol "4" is no number from 5 to 255`},
+		{args: "--datapath=tun --mark=0x50/0x0f", want: `--mark: mark "0x50/0x0f" has a bit that its mask has not, 0x50`},
+		{args: "--datapath=tun --mark=0/0xf0", want: `--mark: mark "0/0xf0" is no mark: at least one bit has to be set`},
+		{args: "--datapath=tun --mark=80/", want: `--mark: mark "80/" has "" where a number up to 0xffffffff belongs, such as 0x50 or 80`},
+		{args: "--datapath=tun --mark=0x100000000", want: `--mark: mark "0x100000000" has "0x100000000" where a number up to 0xffffffff belongs, such as 0x50 or 80`},
 	} {
 		var environ []string
 		if test.env != "" {
@@ -410,6 +491,8 @@ func FuzzFile(f *testing.F) {
 	f.Add("address: &a 10.0.0.1\nannounce: *a\n<<: {mesh: b}\n--- \nx")
 	f.Add("registry: \"etcd://u:p@h\"\nexpose:\n  - 80=a:1\n  - 80/udp=a:1\nmtu: !!int 1400")
 	f.Add("mesh: ~\n\tx")
+	f.Add("datapath: tun\nrouting: policy\nmark: 0x50/0xf0\npriority: 7\nguard: [0.0.0.0/0, \"::/0\"]\nnetns: blue\nunderlay-netns: ./red\nsnat: [10.0.0.0/8]\nforward: on\nprotocol: 88\n")
+	f.Add("datapath: auto\nrouting: main\ntable: 253\nmark: 7/8\nnetns: \"/\"\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		values, problems := parse("agent.yaml", []byte(text))
 		for _, p := range problems {

@@ -225,11 +225,23 @@ func (c *Config) misspelt(environ map[string]string) {
 func (c *Config) defaults(h Host, use Use, bad func(string, ...any)) {
 	c.Mesh = cmp.Or(c.Mesh, "warren")
 	c.Datapath = cmp.Or(c.Datapath, "netstack")
-	if use == ToClean || use == ToRun && c.Datapath == "kernel" {
+	if use == ToClean || use == ToRun && c.onHost() {
 		c.Interface = cmp.Or(c.Interface, kernel.DefaultInterface)
+		c.Protocol = cmp.Or(c.Protocol, DefaultProtocol)
+	}
+	if use == ToRun && c.onHost() {
+		c.Routing = cmp.Or(c.Routing, "main")
+		if c.Policy() {
+			c.Table = cmp.Or(c.Table, policyTable)
+			c.Priority = cmp.Or(c.Priority, defaultPriority)
+			if c.Mark == 0 {
+				c.Mark, c.Mask = defaultMark, defaultMask
+			}
+		}
 		c.Table = cmp.Or(c.Table, mainTable)
 		c.Metric = cmp.Or(c.Metric, defaultMetric)
 		c.Source = cmp.Or(c.Source, "hint")
+		c.Forward = cmp.Or(c.Forward, "off")
 	}
 	if c.State == "" && h.StateDir != nil {
 		dir, err := h.StateDir()
@@ -252,6 +264,12 @@ func (c *Config) defaults(h Host, use Use, bad func(string, ...any)) {
 		}
 	}
 }
+
+// onHost reports whether there is, or may be, an interface of the host.
+func (c Config) onHost() bool { return slices.Contains(HostDatapaths(), c.Datapath) }
+
+// Policy reports whether packets come to the mesh's routes by rules of its own.
+func (c Config) Policy() bool { return c.Routing == "policy" }
 
 // NodeName makes a node's name of a host's: in lower case, with '-' for what no name may have.
 func NodeName(host string) (string, error) {
@@ -312,10 +330,8 @@ func (c *Config) conflicts(use Use, bad func(string, ...any)) {
 			}
 		}
 	}
-	for _, s := range Settings() {
-		if use == ToRun && s.Use == ToClean && c.Given(s.Name) && c.Datapath != "kernel" {
-			bad("%s %q is for the kernel datapath, and %s is %s; leave it out, or say --datapath kernel", at(s.Name), s.get(*c)[0], at("datapath"), c.Datapath)
-		}
+	if use == ToRun {
+		c.hostConflicts(at, bad)
 	}
 	for _, p := range c.Announce {
 		if !mesh.AcceptNarrow(c.Node, p) && !slices.Contains(c.AcceptWide, p) {
@@ -332,5 +348,36 @@ func (c *Config) conflicts(use Use, bad func(string, ...any)) {
 		if l.got > l.most {
 			bad("%s has %d values, at most %d are allowed", at(l.name), l.got, l.most)
 		}
+	}
+}
+
+// hostConflicts finds what does not go together of what is about an interface of the host.
+func (c *Config) hostConflicts(at func(string) string, bad func(string, ...any)) {
+	value := func(name string) string {
+		for _, s := range Settings() {
+			if s.Name == name {
+				return s.get(*c)[0]
+			}
+		}
+		return ""
+	}
+	if !c.onHost() {
+		for _, s := range Settings() {
+			if s.Host && c.Given(s.Name) {
+				bad("%s %q is about a network interface of the host, and %s is %s, which has none; leave it out, or say --datapath kernel, tun or auto", at(s.Name), value(s.Name), at("datapath"), c.Datapath)
+			}
+		}
+		return
+	}
+	for _, name := range []string{"priority", "mark", "guard"} {
+		if c.Given(name) && !c.Policy() {
+			bad("%s %q is for policy routing, and %s is %s; leave it out, or say --routing policy", at(name), value(name), at("routing"), c.Routing)
+		}
+	}
+	if c.Policy() && c.Table == mainTable {
+		bad("%s is main, in which encrypted packets are looked up too, and %s is policy; leave it out for %d, or name another one", at("table"), at("routing"), policyTable)
+	}
+	if c.Datapath == "kernel" && c.UnderlayNetNS != "" {
+		bad("%s %q is not for the kernel datapath, as Linux has WireGuard's sockets where it made the interface; leave it out, or say --datapath tun", at("underlay-netns"), c.UnderlayNetNS)
 	}
 }

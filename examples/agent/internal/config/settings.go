@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -56,6 +57,7 @@ type Setting struct {
 	Value   string // what a value looks like, in the help
 	Kind    Kind
 	Use     Use
+	Host    bool   // about a network interface of the host, which netstack has not
 	Default string // what holds where nothing is set, in words or as a value; "" is nothing
 	Usage   string // one line for --help
 	Reload  bool   // a running agent takes up a change at SIGHUP
@@ -138,28 +140,73 @@ func Settings() []Setting {
 		},
 		{
 			Name: "datapath", Value: "NAME", Use: ToRun, Example: "netstack", Default: "netstack",
-			Usage: "what carries the packets: netstack, this process; or kernel, WireGuard of the Linux kernel, for the whole host, which needs CAP_NET_ADMIN",
-			set:   setDatapath, get: func(c Config) []string { return one(c.Datapath) },
+			Usage: "what carries the packets: netstack, this process, which takes no privilege; kernel, WireGuard of the Linux kernel, or tun, this process on a network interface, both for the whole host, with CAP_NET_ADMIN; auto, the best of kernel, tun and netstack that works here",
+			set:   setWord(Datapaths, func(c *Config) *string { return &c.Datapath }), get: func(c Config) []string { return one(c.Datapath) },
 		},
 		{
-			Name: "interface", Value: "NAME", Use: ToClean, Example: "warren0", Default: kernel.DefaultInterface,
-			Usage: "network interface of the kernel datapath, of at most 15 bytes",
+			Name: "interface", Value: "NAME", Use: ToClean, Host: true, Example: "warren0", Default: kernel.DefaultInterface,
+			Usage: "network interface of the mesh, of at most 15 bytes",
 			set:   setInterface, get: func(c Config) []string { return one(c.Interface) },
 		},
 		{
-			Name: "table", Value: "TABLE", Use: ToClean, Example: "100", Default: "main",
-			Usage: "routing table of the kernel datapath's routes, main or a number; in another than main, packets are looked up by rules of yours only",
+			Name: "netns", Value: "NAMESPACE", Use: ToClean, Host: true, Example: "blue", Default: "that of the agent", rebase: rebaseNamespace,
+			Usage: "network namespace of the interface, and of the programs that use the mesh by it: a name below /run/netns, or a path; it takes CAP_SYS_ADMIN",
+			set:   setNamespace(func(c *Config) *string { return &c.NetNS }), get: func(c Config) []string { return one(c.NetNS) },
+		},
+		{
+			Name: "underlay-netns", Value: "NAMESPACE", Use: ToRun, Host: true, Example: "red", Default: "that of the interface", rebase: rebaseNamespace,
+			Usage: "network namespace of the UDP sockets, by which others reach this node, where it is another one than the interface's; only tun can do that",
+			set:   setNamespace(func(c *Config) *string { return &c.UnderlayNetNS }), get: func(c Config) []string { return one(c.UnderlayNetNS) },
+		},
+		{
+			Name: "routing", Value: "HOW", Use: ToRun, Host: true, Example: "policy", Default: "main",
+			Usage: "how packets come to the mesh's routes: main, as to any other; policy, by rules and a table of the mesh's own, in which its encrypted packets are never looked up, so that a prefix may contain endpoints of nodes, and a default route may lead into the mesh",
+			set:   setWord(Routings, func(c *Config) *string { return &c.Routing }), get: func(c Config) []string { return one(c.Routing) },
+		},
+		{
+			Name: "table", Value: "TABLE", Use: ToRun, Host: true, Example: "100", Default: fmt.Sprintf("main, or %d with --routing policy", policyTable),
+			Usage: "routing table of the mesh's routes, main or a number; in another than main, packets are looked up by --routing policy, or by rules of yours",
 			set:   setTable, get: getTable,
 		},
 		{
-			Name: "metric", Value: "METRIC", Use: ToClean, Example: "60", Default: strconv.Itoa(defaultMetric),
-			Usage: "metric of the kernel datapath's routes; the lowest of several to one prefix counts",
+			Name: "priority", Value: "PRIORITY", Use: ToRun, Host: true, Example: "1000", Default: strconv.Itoa(defaultPriority),
+			Usage: "priority of the first of the three rules of --routing policy, 1 to 32763; the others have the next two",
+			set:   setPriority, get: func(c Config) []string { return one(orWord(c.Priority, "")) },
+		},
+		{
+			Name: "mark", Value: "MARK[/MASK]", Use: ToRun, Host: true, Example: "0x10/0x10", Default: formatMark(defaultMark, defaultMask),
+			Usage: "firewall mark of encrypted packets with --routing policy, and which of its bits count (all); nobody else may use these, and all meshes of a host do well to have the same",
+			set:   setMark, get: getMark,
+		},
+		{
+			Name: "guard", Value: "PREFIX", Kind: List, Use: ToRun, Host: true, Example: "0.0.0.0/0",
+			Usage: "prefix to which packets may leave by way of the mesh only, with --routing policy: it is unreachable while there is no way through the mesh, and after the agent's end too, until \"agent cleanup\"",
+			set:   setPrefix(func(c *Config) *[]netip.Prefix { return &c.Guard }), get: func(c Config) []string { return texts(c.Guard) },
+		},
+		{
+			Name: "metric", Value: "METRIC", Use: ToRun, Host: true, Example: "60", Default: strconv.Itoa(defaultMetric),
+			Usage: "metric of the mesh's routes; the lowest of several to one prefix counts",
 			set:   setMetric, get: func(c Config) []string { return one(orWord(c.Metric, "")) },
 		},
 		{
-			Name: "source", Value: "WHERE", Use: ToClean, Example: "device", Default: "hint",
-			Usage: "where the kernel datapath has this node's addresses: hint, on the interface, and routes say which to send from; device, on the interface, and the kernel chooses; loopback, on lo, and routes say",
-			set:   setSource, get: func(c Config) []string { return one(c.Source) },
+			Name: "protocol", Value: "NUMBER", Use: ToClean, Host: true, Example: "88", Default: strconv.Itoa(DefaultProtocol),
+			Usage: "routing protocol, 5 to 255, that marks what is this agent's; two agents in one namespace need two with --routing policy or --source loopback",
+			set:   setProtocol, get: func(c Config) []string { return one(orWord(c.Protocol, "")) },
+		},
+		{
+			Name: "source", Value: "WHERE", Use: ToRun, Host: true, Example: "device", Default: "hint",
+			Usage: "where this node's addresses are: hint, on the interface, and routes say which to send from; device, on the interface, and the kernel chooses; loopback, on lo, and routes say",
+			set:   setWord(Sources, func(c *Config) *string { return &c.Source }), get: func(c Config) []string { return one(c.Source) },
+		},
+		{
+			Name: "snat", Value: "PREFIX", Kind: List, Use: ToRun, Host: true, Example: "10.90.1.0/24",
+			Usage: "network behind this node: packets that come out of the mesh and go there get this host's address as source, so that it needs no way back",
+			set:   setPrefix(func(c *Config) *[]netip.Prefix { return &c.SNAT }), get: func(c Config) []string { return texts(c.SNAT) },
+		},
+		{
+			Name: "forward", Value: "SWITCH", Use: ToRun, Host: true, Example: "on", Default: "off",
+			Usage: "on has the host forward packets, for networks behind this node, until it leaves the mesh; off leaves that as the host has it",
+			set:   setWord(Switches, func(c *Config) *string { return &c.Forward }), get: func(c Config) []string { return one(c.Forward) },
 		},
 		{
 			Name: "address", Value: "ADDR", Kind: List, Use: ToRun, Example: "10.80.0.1",
@@ -170,7 +217,7 @@ func Settings() []Setting {
 		{
 			Name: "announce", Value: "PREFIX", Kind: List, Use: ToRun, Example: "10.90.1.0/24",
 			Usage: "prefix that the mesh can reach through this node",
-			set:   setAnnounce, get: func(c Config) []string { return texts(c.Announce) },
+			set:   setPrefix(func(c *Config) *[]netip.Prefix { return &c.Announce }), get: func(c Config) []string { return texts(c.Announce) },
 		},
 		{
 			Name: "endpoint", Value: "HOST[:PORT]", Kind: List, Use: ToRun, Example: "vpn.example.org:51820",
@@ -252,16 +299,32 @@ func Settings() []Setting {
 }
 
 // Datapaths are the names that the setting datapath takes.
-func Datapaths() []string { return []string{"netstack", "kernel"} }
+func Datapaths() []string { return []string{"netstack", "kernel", "tun", "auto"} }
+
+// HostDatapaths are those that have, or may have, an interface of the host.
+func HostDatapaths() []string { return []string{"kernel", "tun", "auto"} }
+
+// Routings are the words that the setting routing takes.
+func Routings() []string { return []string{"main", "policy"} }
 
 // Sources are the words that the setting source takes.
 func Sources() []string { return []string{"hint", "device", "loopback"} }
 
-// What the kernel datapath's zero Options stand for.
+// Switches are the words that the setting forward takes.
+func Switches() []string { return []string{"on", "off"} }
+
+// What the zero Options of the host's datapaths stand for. The mark and table are those with policy routing.
 const (
-	mainTable     = 254
-	defaultMetric = 50
+	mainTable       = 254
+	policyTable     = 8787
+	defaultPriority = 32500
+	defaultMark     = 0x50
+	defaultMask     = 0xf0
+	defaultMetric   = 50
 )
+
+// DefaultProtocol is the setting protocol where nobody says anything.
+const DefaultProtocol = 87
 
 // RegistrySchemes are what the setting registry begins with. Memory has nothing after it.
 func RegistrySchemes() []string { return []string{"etcd", "etcds", "memory"} }
@@ -465,12 +528,15 @@ func rebase(path, dir string) string {
 // RedactURL returns a registry's URL without the password it may have.
 func RedactURL(s string) string { return redactURL(s) }
 
-func setDatapath(c *Config, s string) error {
-	if !slices.Contains(Datapaths(), s) {
-		return fmt.Errorf("is none of %s", strings.Join(Datapaths(), ", "))
+// setWord takes one of a few words.
+func setWord(words func() []string, field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, s string) error {
+		if !slices.Contains(words(), s) {
+			return fmt.Errorf("is none of %s", strings.Join(words(), ", "))
+		}
+		*field(c) = s
+		return nil
 	}
-	c.Datapath = s
-	return nil
 }
 
 // setInterface takes what Linux does. A name that is too long is not cut: two would be one.
@@ -517,21 +583,97 @@ func getTable(c Config) []string {
 	return one(orWord(c.Table, ""))
 }
 
-func setMetric(c *Config, s string) error {
+// setNumber takes a number from first to last.
+func setNumber(c *int, s string, first, last uint32) error {
 	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n == 0 || n == 1<<32-1 || int(n) < 0 {
-		return errors.New("is no number from 1 to 4294967294")
+	if err != nil || n < uint64(first) || n > uint64(last) || int(n) < 0 {
+		return fmt.Errorf("is no number from %d to %d", first, last)
 	}
-	c.Metric = int(n)
+	*c = int(n)
 	return nil
 }
 
-func setSource(c *Config, s string) error {
-	if !slices.Contains(Sources(), s) {
-		return fmt.Errorf("is none of %s", strings.Join(Sources(), ", "))
+func setPriority(c *Config, s string) error { return setNumber(&c.Priority, s, 1, 32763) }
+func setProtocol(c *Config, s string) error { return setNumber(&c.Protocol, s, 5, 255) }
+
+// setMetric leaves room for the metrics that the datapaths have for themselves.
+func setMetric(c *Config, s string) error { return setNumber(&c.Metric, s, 1, 1<<32-4) }
+
+func setMark(c *Config, s string) error {
+	m, mask, has := strings.Cut(s, "/")
+	mark, err := parseBits(m)
+	bits := ^uint32(0)
+	if has && err == nil {
+		bits, err = parseBits(mask)
 	}
-	c.Source = s
+	switch {
+	case err != nil:
+		return err
+	case mark == 0:
+		return errors.New("is no mark: at least one bit has to be set")
+	case mark&^bits != 0:
+		return fmt.Errorf("has a bit that its mask has not, %#x", mark&^bits)
+	}
+	c.Mark, c.Mask = mark, bits
 	return nil
+}
+
+// parseBits takes 32 bits, hexadecimal after 0x.
+func parseBits(s string) (uint32, error) {
+	base, digits := 10, s
+	if rest, ok := strings.CutPrefix(strings.ToLower(s), "0x"); ok {
+		base, digits = 16, rest
+	}
+	n, err := strconv.ParseUint(digits, base, 32)
+	if err != nil {
+		return 0, fmt.Errorf("has %q where a number up to 0xffffffff belongs, such as 0x50 or 80", s)
+	}
+	return uint32(n), nil
+}
+
+func getMark(c Config) []string {
+	if c.Mark == 0 {
+		return nil
+	}
+	return one(formatMark(c.Mark, c.Mask))
+}
+
+func formatMark(mark, mask uint32) string { return fmt.Sprintf("%#x/%#x", mark, mask) }
+
+// netnsDir is where ip netns has the namespaces that have a name.
+const netnsDir = "/run/netns/"
+
+// setNamespace takes a path, or the name of a namespace that ip netns made.
+func setNamespace(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, s string) error {
+		switch {
+		case s == "." || s == "..":
+			return errors.New("means a folder")
+		case strings.ContainsRune(s, 0):
+			return errors.New("has a zero byte, which no path may have")
+		case strings.Contains(s, "/"):
+			*field(c) = asPath(path.Clean(s))
+		default:
+			*field(c) = netnsDir + s
+		}
+		return nil
+	}
+}
+
+// rebaseNamespace has a path be relative to dir, and leaves a name.
+func rebaseNamespace(s, dir string) string {
+	if !strings.Contains(s, "/") {
+		return s
+	}
+	return asPath(rebase(s, dir))
+}
+
+// asPath has a path of one element not be a name.
+func asPath(p string) string {
+	if !strings.Contains(p, "/") {
+		return "./" + p
+	}
+	return p
 }
 
 func setAddress(c *Config, s string) error {
@@ -574,16 +716,19 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return c, nil
 }
 
-func setAnnounce(c *Config, s string) error {
-	p, err := parsePrefix(s)
-	if err != nil {
-		return err
+// setPrefix adds a prefix to those there are.
+func setPrefix(field func(*Config) *[]netip.Prefix) func(*Config, string) error {
+	return func(c *Config, s string) error {
+		p, err := parsePrefix(s)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(*field(c), p) {
+			return errors.New("is there twice")
+		}
+		*field(c) = append(*field(c), p)
+		return nil
 	}
-	if slices.Contains(c.Announce, p) {
-		return errors.New("is there twice")
-	}
-	c.Announce = append(c.Announce, p)
-	return nil
 }
 
 func setAcceptWide(c *Config, s string) error {

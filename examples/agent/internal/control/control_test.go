@@ -207,6 +207,7 @@ func TestWatch(t *testing.T) {
 	if fmt.Sprint(seen) != "[1 2 3 4 5]" || last == nil || !strings.Contains(last.Error(), "the agent ended") {
 		t.Errorf("saw %v, and then %v", seen, last)
 	}
+	stop() // the watch may end before the socket does
 	for _, err := range c.Watch(t.Context()) {
 		if !errors.Is(err, control.ErrNotRunning) {
 			t.Errorf("after its end: %v", err)

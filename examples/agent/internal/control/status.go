@@ -28,16 +28,25 @@ type Status struct {
 
 // Process is the agent itself.
 type Process struct {
-	PID       int       `json:"pid"`
-	Build     string    `json:"build"`
-	Started   time.Time `json:"started"`
-	Mesh      string    `json:"mesh"`
-	Registry  string    `json:"registry"` // without a password
-	Datapath  string    `json:"datapath"`
-	Interface string    `json:"interface,omitempty"` // of the kernel datapath
-	State     string    `json:"state"`
-	Socks5    string    `json:"socks5,omitempty"` // where it listens, with the real port
-	Expose    []string  `json:"expose,omitempty"`
+	PID      int       `json:"pid"`
+	Build    string    `json:"build"`
+	Started  time.Time `json:"started"`
+	Mesh     string    `json:"mesh"`
+	Registry string    `json:"registry"` // without a password
+	Datapath string    `json:"datapath"` // as it was asked for
+
+	// Of the interface of the host, where there is one.
+	Interface         string         `json:"interface,omitempty"`
+	Namespace         string         `json:"namespace,omitempty"`         // that it is in; empty: the agent's
+	UnderlayNamespace string         `json:"underlayNamespace,omitempty"` // that the UDP sockets are in; empty: that of the interface
+	Routing           string         `json:"routing,omitempty"`           // main or policy
+	Table             int            `json:"table,omitempty"`             // of the routes
+	Mark              string         `json:"mark,omitempty"`              // of encrypted packets, and its mask; for policy routing
+	Guard             []netip.Prefix `json:"guard,omitempty"`             // reached by way of the interface or not at all
+
+	State  string   `json:"state"`
+	Socks5 string   `json:"socks5,omitempty"` // where it listens, with the real port
+	Expose []string `json:"expose,omitempty"`
 }
 
 // Self is this node.
@@ -49,7 +58,9 @@ type Self struct {
 	Endpoints []string       `json:"endpoints"`
 	Listen    uint16         `json:"listen"` // UDP port; 0: no device yet
 	MTU       int            `json:"mtu"`
-	Published bool           `json:"published"` // the registry has taken the newest record
+	Datapath  string         `json:"datapath"`          // what carries the packets; "" is not known yet
+	Instead   string         `json:"instead,omitempty"` // why no better one does, where one was looked for
+	Published bool           `json:"published"`         // the registry has taken the newest record
 	Record    *record.Record `json:"record,omitempty"`
 }
 
@@ -108,7 +119,7 @@ func StatusOf(p Process, v view.View, now time.Time) Status {
 		Agent: p, Ready: v.Ready, Version: v.Version, Revision: v.Revision,
 		Self: Self{
 			Node: v.Self.Node, Key: v.Self.Key.String(), Local: v.Self.Local, Listen: v.Self.ListenPort,
-			MTU: v.Self.MTU, Published: v.Self.Published,
+			MTU: v.Self.MTU, Datapath: v.Self.Datapath, Instead: v.Self.Instead, Published: v.Self.Published,
 			Addresses: hosts(v.Self.Record.Addresses), Endpoints: texts(v.Self.Record.Endpoints),
 		},
 		Peers: []Peer{}, Withheld: []Withheld{}, Conditions: []Condition{},

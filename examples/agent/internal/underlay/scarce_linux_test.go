@@ -18,7 +18,7 @@ func TestNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	ls, err := underlay.Links()
-	as, err2 := underlay.Sources()
+	as, err2 := underlay.Sources(nil)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}

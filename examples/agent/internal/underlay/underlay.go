@@ -85,10 +85,11 @@ func Choose(ls []Link, first []netip.Addr, skip func(netip.Addr) bool, max int) 
 
 // Sources returns the addresses the host would send from to the rest of the world. No packet is sent for
 // it: the addresses asked for are for documentation (RFC 5737, RFC 3849), and connecting UDP is a look
-// into the routes.
-func Sources() (as []netip.Addr, err error) {
+// into the routes. control is that of a net.Dialer, for packets to which other routes apply; nil is for all others.
+func Sources(control func(network, address string, c syscall.RawConn) error) (as []netip.Addr, err error) {
+	d := net.Dialer{Control: control}
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
-		c, err := net.Dial("udp", to)
+		c, err := d.Dial("udp", to)
 		switch {
 		case err == nil:
 		case slices.ContainsFunc(scarce, func(e error) bool { return errors.Is(err, e) }):

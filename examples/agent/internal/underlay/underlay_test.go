@@ -46,7 +46,7 @@ func TestThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sources, err := underlay.Sources()
+	sources, err := underlay.Sources(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/warren-mesh/warren/examples/agent/internal/namespace"
 )
 
 func meshInterfaces() []string { return nil }
@@ -16,6 +18,10 @@ func bindTo(string) func(network, address string, c syscall.RawConn) error {
 	return func(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
 }
 
-func echo(context.Context, netip.Addr, string) (time.Duration, error) {
+func markWith(uint32) func(network, address string, c syscall.RawConn) error {
+	return func(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
+}
+
+func echo(context.Context, netip.Addr, string, *namespace.Namespace) (time.Duration, error) {
 	return 0, errors.ErrUnsupported
 }

@@ -5,47 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
-	"github.com/warren-mesh/warren/datapath/kernel"
-	"github.com/warren-mesh/warren/examples/agent/internal/config"
+	"github.com/warren-mesh/warren/examples/agent/internal/namespace"
 )
 
-// wholeHost is the kernel's datapath, with which the whole host is in the mesh: what reaches the mesh is the
-// host's own network stack. It is kept to the mesh, as whoever asks this process need not be allowed to
-// reach the rest.
+// wholeHost reaches the mesh by the host's own network stack, where the whole host is in the mesh. It is kept to the
+// mesh, as whoever asks this process need not be allowed to reach the rest.
 type wholeHost struct {
-	*kernel.Kernel
 	device string
+	in     *namespace.Namespace // of the device, where its sockets are to be too
 	asks   inside
 }
 
-func openKernel(c config.Config, asks inside, log *slog.Logger) (carrier, error) {
-	k, err := kernel.New(kernelOptions(c, c.Interface, log))
-	switch {
-	case err == nil:
-		return &wholeHost{k, c.Interface, asks}, nil
-	case strings.Contains(err.Error(), capNetAdmin):
-		return nil, fmt.Errorf("%w; %s, or have --datapath netstack, which needs no privilege", err, giveCapability)
-	}
-	return nil, fmt.Errorf("%w; or have --datapath netstack, which needs nothing of the host", err)
-}
-
-const (
-	capNetAdmin    = "CAP_NET_ADMIN"
-	giveCapability = "run it as root, by a systemd unit with AmbientCapabilities=" + capNetAdmin + ", or after setcap cap_net_admin=ep on its file"
-)
-
-func kernelOptions(c config.Config, device string, log *slog.Logger) kernel.Options {
-	sources := map[string]kernel.Sources{"hint": kernel.SourceHint, "device": kernel.SourceDevice, "loopback": kernel.SourceLoopback}
-	return kernel.Options{Interface: device, Table: c.Table, Metric: c.Metric, Sources: sources[c.Source], Logger: log}
-}
-
-// DialContext implements carrier. Packets to other nodes leave through the mesh's interface or not at all.
+// DialContext implements reach. Packets to other nodes leave through the mesh's interface or not at all.
 func (w *wholeHost) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -81,18 +56,32 @@ func (w *wholeHost) dial(ctx context.Context, network string, to netip.Addr, por
 	if !own { // packets to the host itself go through lo
 		d.Control = bindTo(w.device)
 	}
-	return d.DialContext(ctx, network, net.JoinHostPort(to.String(), port))
+	var c net.Conn
+	err = w.in.Do(func() (err error) {
+		// An address that is no name is dialled by this goroutine, and so by this thread.
+		c, err = d.DialContext(ctx, network, net.JoinHostPort(to.String(), port))
+		return err
+	})
+	return c, err
 }
 
-// Listen implements carrier.
+// Listen implements reach.
 func (w *wholeHost) Listen(network, address string) (net.Listener, error) {
-	l, err := net.Listen(network, address)
+	var l net.Listener
+	err := w.in.Do(func() (err error) {
+		l, err = net.Listen(network, address)
+		return err
+	})
 	return l, mayListen(err)
 }
 
-// ListenPacket implements carrier.
+// ListenPacket implements reach.
 func (w *wholeHost) ListenPacket(network, address string) (net.PacketConn, error) {
-	c, err := net.ListenPacket(network, address)
+	var c net.PacketConn
+	err := w.in.Do(func() (err error) {
+		c, err = net.ListenPacket(network, address)
+		return err
+	})
 	return c, mayListen(err)
 }
 
@@ -104,7 +93,7 @@ func mayListen(err error) error {
 	return err
 }
 
-// Ping implements carrier.
+// Ping implements reach.
 func (w *wholeHost) Ping(ctx context.Context, to netip.Addr) (time.Duration, error) {
 	own, err := w.asks.locate(ctx, to)
 	if err != nil {
@@ -114,5 +103,5 @@ func (w *wholeHost) Ping(ctx context.Context, to netip.Addr) (time.Duration, err
 	if own {
 		device = ""
 	}
-	return echo(ctx, to, device)
+	return echo(ctx, to, device, w.in)
 }

@@ -18,13 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/control"
+	"github.com/warren-mesh/warren/examples/agent/internal/namespace"
 )
 
-// meshInterfaces names the interfaces that kernel datapaths made, by the alias that those have.
+// ownAlias begins the alias of an interface that a mesh made.
+const ownAlias = "warren:"
+
+// meshInterfaces names the interfaces that meshes made in the namespace of this thread, by the alias that those have.
 func meshInterfaces() (names []string) {
 	links, _ := netlink.LinkList() // what it tells though it failed is better than nothing
 	for _, l := range links {
-		if strings.HasPrefix(l.Attrs().Alias, "warren:") {
+		if strings.HasPrefix(l.Attrs().Alias, ownAlias) {
 			names = append(names, l.Attrs().Name)
 		}
 	}
@@ -45,10 +49,26 @@ func bindTo(device string) func(network, address string, c syscall.RawConn) erro
 	}
 }
 
-// echo pings an address through an interface, or where device is "", this host. The kernel fills in
-// identifier and checksum, and hands in the answers to this socket only: icmp(7).
-func echo(ctx context.Context, to netip.Addr, device string) (time.Duration, error) {
-	c, err := pingSocket(to, device)
+// markWith has a socket send packets with a firewall mark. It needs CAP_NET_ADMIN.
+func markWith(mark uint32) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) error {
+		var err error
+		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+		if err = errors.Join(cerr, os.NewSyscallError("setsockopt SO_MARK", err)); err != nil {
+			return fmt.Errorf("mark %#x: %w", mark, err)
+		}
+		return nil
+	}
+}
+
+// echo pings an address through an interface of a namespace, or where device is "", the host itself. The kernel fills
+// in identifier and checksum, and hands in the answers to this socket only: icmp(7).
+func echo(ctx context.Context, to netip.Addr, device string, in *namespace.Namespace) (time.Duration, error) {
+	var c net.Conn
+	err := in.Do(func() (err error) {
+		c, err = pingSocket(to, device)
+		return err
+	})
 	if errors.Is(err, fs.ErrPermission) {
 		return 0, &control.Error{Code: control.Failed, Message: fmt.Sprintf("this host lets the agent send no pings (net.ipv4.ping_group_range does not have its group); use the system's: ping %v", to)}
 	}
