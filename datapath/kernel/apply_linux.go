@@ -618,6 +618,7 @@ func (a *apply) newDevice(ctx context.Context, o datapath.SetDevice) error {
 		return fail(err)
 	}
 	k.mtu.Ask(d.MTU, true)
+	k.host.Encrypted(k.model.State().Device.Mark)
 	hs, err := k.host.Read(ctx)
 	if err != nil {
 		return fail(err)

@@ -159,6 +159,9 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 	if err != nil {
 		return datapath.State{}, err
 	}
+	if k.host.Encrypted(s.Device.Mark) { // its packets may go other ways
+		return k.read(ctx)
+	}
 	stray := k.opts.Routing == RoutingPolicy && !k.host.Apart(s.Device.Mark)
 	if mtu := k.mtu.Right(hs.Host, hs.Link.MTU); stray || !hs.Ready || mtu != hs.Link.MTU {
 		if hs, err = k.mend(ctx, hs, mtu, stray); err != nil {
@@ -178,7 +181,8 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 // none is the State without a device.
 func (k *Kernel) none(hs hostnet.State) datapath.State {
 	k.model, k.local = nil, prefixes.Set{}
-	return datapath.State{Host: k.around(hs, k.opts.Routing == RoutingPolicy)}
+	k.host.Encrypted(0)
+	return datapath.State{Host: k.around(hs, k.opts.Routing == RoutingPolicy), Problems: hs.Problems}
 }
 
 // around is what there is around a device whose packets stay out of the tunnel, or do not.

@@ -93,9 +93,9 @@ type Options struct {
 	// Sources says where addresses are put. Default: SourceHint.
 	Sources Sources
 
-	// MTU is that of a device for which none was asked, MinMTU to MaxMTU. Default: what fits, with
-	// WireGuard's 80 bytes over IPv6 (60 where the host has IPv4 only), into the packets of the underlay, as
-	// that changes; MinMTU at least.
+	// MTU is that of a device for which none was asked, MinMTU to MaxMTU; one that is adopted gets it too. Default:
+	// what fits, with WireGuard's 80 bytes over IPv6 (60 where the host has IPv4 only), into the packets of the
+	// underlay, as that changes; MinMTU at least.
 	MTU int
 
 	// SNAT are networks beside the mesh that this node announces. Packets that come out of the mesh and go

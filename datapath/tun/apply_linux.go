@@ -116,6 +116,7 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 		return none(err)
 	}
 	t.mtu.Ask(d.MTU, true)
+	t.sockets().Encrypted(d.Mark)
 	if d.MTU == 0 {
 		hs, err := t.sockets().Read(ctx)
 		if err != nil {

@@ -71,7 +71,9 @@ type Options struct {
 	Namespace string
 
 	// UnderlayNamespace is the path of the network namespace of the UDP sockets. Default: that of the
-	// interface.
+	// interface. Another one counts as an underlay of its own, out of reach of the routes into the device. Where it
+	// has no other way out than through the namespace of the interface, that is not so, and cannot be known here:
+	// accept no prefix then with a peer's endpoint inside, or make a way out that the routes do not touch.
 	UnderlayNamespace string
 
 	// Routing says how packets come to the routes. Default: RoutingMain.

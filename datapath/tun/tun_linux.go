@@ -111,7 +111,8 @@ func open(o Options) (*TUN, error) {
 		return nil, err
 	}
 	if under != device {
-		other := hostnet.Options{Interface: o.Interface, Namespace: o.UnderlayNamespace, Logger: o.Logger}
+		mark, _ := t.host.Mark(0)
+		other := hostnet.Options{Observe: true, Namespace: o.UnderlayNamespace, Mark: mark, Logger: o.Logger}
 		if t.underlay, err = hostnet.Open(other); err != nil {
 			return nil, errors.Join(fmt.Errorf("namespace of the UDP sockets: %w", err), t.host.Close())
 		}
@@ -297,6 +298,8 @@ func (t *TUN) drop() {
 	t.socket.close()
 	t.wg.Remove()
 	t.socket, t.local, t.index = nil, prefixes.Set{}, 0
+	mark, _ := t.host.Mark(0)
+	t.sockets().Encrypted(mark)
 }
 
 // Read implements datapath.Datapath. A link of the device's name that is somebody else's is no device;
@@ -326,15 +329,19 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	if err != nil {
 		return datapath.State{}, err
 	}
+	bare := datapath.State{Host: h, Problems: hs.Problems}
 	if t.present(hs.Link) != nil {
-		return datapath.State{Host: h}, nil
+		return bare, nil
 	}
 	s, err := t.wg.Read()
 	if errors.Is(err, datapath.ErrNoDevice) {
-		return datapath.State{Host: h}, nil
+		return bare, nil
 	}
 	if err != nil {
 		return datapath.State{}, err
+	}
+	if t.sockets().Encrypted(s.Device.Mark) { // its packets may go other ways
+		return t.read(ctx)
 	}
 	mtu := t.mtu.Right(h, hs.Link.MTU)
 	if stray := h.Underlay == datapath.UnderlayShared && t.opts.Routing == RoutingPolicy && !t.host.Apart(s.Device.Mark); stray || !hs.Ready || mtu != hs.Link.MTU {
@@ -342,7 +349,7 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 			return datapath.State{}, err
 		}
 		if s, err = t.wg.Read(); errors.Is(err, datapath.ErrNoDevice) {
-			return datapath.State{Host: h}, nil
+			return bare, nil
 		} else if err != nil {
 			return datapath.State{}, err
 		}
@@ -355,9 +362,23 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	}
 	ipv4, ipv6 := t.wg.Families()
 	s.Host.IPv4, s.Host.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
-	more, err := t.host.Problems(ctx, s)
+	more, err := t.problems(ctx, s)
 	s.Problems = slices.Concat(hs.Problems, more, t.link.problems())
 	return s, err
+}
+
+// problems are what is wrong around a device that is s, where the interface is and where the sockets are.
+func (t *TUN) problems(ctx context.Context, s datapath.State) ([]datapath.Problem, error) {
+	if t.underlay == nil {
+		return t.host.Problems(ctx, s)
+	}
+	under, err := t.underlay.Problems(ctx, datapath.State{Device: s.Device, Peers: s.Peers, Host: s.Host})
+	if err != nil {
+		return nil, fmt.Errorf("namespace of the UDP sockets: %w", err)
+	}
+	s.Peers, s.Host = nil, datapath.Host{}
+	ps, err := t.host.Problems(ctx, s)
+	return append(ps, under...), err
 }
 
 // present reports why there is no device, where our link, as the host has it, is l. What is left of one that

@@ -44,6 +44,13 @@
 // packets of peers that are reached by a default route are dropped if our table has a way to them. Problems
 // says so.
 //
+// # What is around
+//
+// The host is connected to the networks of its addresses, and to those that the main table has on a link without a gateway
+// by a route of the kernel, of router advertisements, of DHCP or of the administrator. Of others' routes, such as a
+// routing daemon's, and of what leads into a tunnel, none counts. The underlay is where packets with the mark of the device
+// go, to most of several addresses all over the Internet; peers may be reached by narrower ways, which Problems looks up.
+//
 // # What is remembered
 //
 // Routes are listed once, and again only after messages of the kernel that somebody else may have changed

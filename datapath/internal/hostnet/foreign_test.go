@@ -271,7 +271,7 @@ func TestNoCapability(t *testing.T) {
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, one.on(s.ctx(), h))
-	before := s.dump()
+	before := s.steady()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -36,6 +36,7 @@ type Host struct {
 	filter   filter
 	restorer restorer
 	leads    bool                    // rules of former Options are left, by which packets come to routes of ours
+	sendMark uint32                  // of encrypted packets
 	unfit    error                   // why Up could not have it as it is to be
 	before   func(what string) error // called before each change, for tests
 }
@@ -47,10 +48,11 @@ func Open(o Options) (*Host, error) {
 		return nil, fmt.Errorf("host network: %w", err)
 	}
 	h := &Host{
-		o:       o,
-		alias:   fmt.Sprintf("%s%s:%d", aliasPrefix, o.Interface, o.Protocol),
-		temp:    tempName(o.Interface),
-		changed: make(chan struct{}, 1),
+		o:        o,
+		alias:    fmt.Sprintf("%s%s:%d", aliasPrefix, o.Interface, o.Protocol),
+		temp:     tempName(o.Interface),
+		sendMark: o.Mark,
+		changed:  make(chan struct{}, 1),
 	}
 	h.forget()
 	h.startRestorer()
@@ -117,8 +119,13 @@ type change struct {
 	r    request
 }
 
+var errObserve = errors.New("this host is only looked at")
+
 // apply makes changes, and returns the error of each.
 func (h *Host) apply(ctx context.Context, cs []change) []error {
+	if h.o.Observe {
+		return slices.Repeat([]error{errObserve}, len(cs))
+	}
 	rs := make([]request, len(cs))
 	for i, c := range cs {
 		rs[i] = c.r
@@ -219,8 +226,16 @@ type routesOf struct {
 	oif   int
 }
 
-func (h *Host) list(ctx context.Context, o routesOf) ([]route, error) {
-	var rs []route
+func (h *Host) list(ctx context.Context, o routesOf) (rs []route, err error) {
+	err = h.eachRoute(ctx, o, func(b []byte) {
+		r, _ := parseRoute(b)
+		rs = append(rs, r)
+	})
+	return rs, err
+}
+
+// eachRoute gives the routes to each, as the kernel writes them.
+func (h *Host) eachRoute(ctx context.Context, o routesOf, each func([]byte)) error {
 	small := uint8(0)
 	if o.table < 256 {
 		small = uint8(o.table)
@@ -237,13 +252,13 @@ func (h *Host) list(ctx context.Context, o routesOf) ([]route, error) {
 		r, ok := parseRoute(m.body)
 		if ok && m.typ == unix.RTM_NEWROUTE && m.body[0] == o.fam &&
 			(o.table == 0 || r.table == o.table) && (o.proto == 0 || r.proto == o.proto) && (o.typ == 0 || r.typ == o.typ) && (o.oif == 0 || r.oif == o.oif) {
-			rs = append(rs, r)
+			each(m.body)
 		}
 	})
 	if err != nil && !unsupported(err) {
-		return nil, fmt.Errorf("read routes: %w", err)
+		return fmt.Errorf("read routes: %w", err)
 	}
-	return rs, nil
+	return nil
 }
 
 // known is what is known of our routes since they were listed. It saves a list of them all for a change of
@@ -409,7 +424,7 @@ func (h *Host) find(ctx context.Context) (found, error) {
 func (h *Host) marked(l link) (proto int, ours bool) {
 	rest, ours := strings.CutPrefix(l.Alias, aliasPrefix+h.o.Interface+":")
 	proto, err := strconv.Atoi(rest)
-	return proto, ours && err == nil
+	return proto, ours && err == nil && !h.o.Observe
 }
 
 // findLink is find for those who need nothing but our link. Where it has its name, other links are not listed.
@@ -1247,7 +1262,9 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
 		}
 	}
-	h.around(ctx, f, b, ours, conf, unfit, &s)
+	if err := h.around(ctx, f, b, ours, conf, unfit, &s); err != nil {
+		return State{}, err
+	}
 	return s, ctx.Err()
 }
 
@@ -1264,9 +1281,13 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 }
 
 // around reports what is beside the link.
-func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) {
+func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) error {
 	as := b.addrs
-	var connected, elsewhere []netip.Prefix
+	connected, err := h.connected(ctx, f)
+	if err != nil {
+		return err
+	}
+	var elsewhere []netip.Prefix
 	mtu := 0
 	least := func(m int) {
 		if m > 0 && (mtu == 0 || m < mtu) {
@@ -1293,25 +1314,17 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 	}
 	s.Host.Connected, s.Host.Addrs = prefixes.Set{}.With(connected...), prefixes.Set{}.With(elsewhere...)
 
-	// Addresses for documentation (RFC 5737, RFC 3849) go where the rest of the world goes.
 	var under link
-	for _, to := range []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, 1}), netip.AddrFrom16([16]byte{0: 0x20, 1: 1, 2: 0x0d, 3: 0xb8, 15: 1})} {
-		r, ok := h.lookup(ctx, to, h.o.Mark)
-		l := f.byIndex[r.oif]
-		if !ok || r.oif == f.link.Index || l.loopback {
-			continue
+	for _, w := range h.ways(ctx, f) {
+		if w.is4 && under.Index == 0 {
+			under = w.link
 		}
-		if to.Is4() {
-			s.Host.IPv4, under = true, l
-		} else {
-			s.Host.IPv6 = true
-		}
-		least(l.MTU)
-		least(int(r.mtu))
+		s.Host.IPv4, s.Host.IPv6 = s.Host.IPv4 || w.is4, s.Host.IPv6 || !w.is4
+		least(w.mtu)
 	}
 	if mtu == 0 { // a host whose world is its own networks, of which another mesh is none
 		for _, a := range as {
-			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !strings.HasPrefix(l.Alias, aliasPrefix) && !a.local.Addr().IsLinkLocalUnicast() {
+			if l := f.byIndex[a.index]; l.Up && !l.loopback && a.index != f.link.Index && !l.mesh() && !a.local.Addr().IsLinkLocalUnicast() {
 				least(l.MTU)
 			}
 		}
@@ -1321,4 +1334,5 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
 	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
 	h.restorer.problem(h.o.Protocol, &s.Problems)
+	return nil
 }

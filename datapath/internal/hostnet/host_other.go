@@ -51,6 +51,8 @@ func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
 
 func (*Host) Apart(uint32) bool { return false }
 
+func (*Host) Encrypted(uint32) bool { return false }
+
 func (*Host) Problems(context.Context, datapath.State) ([]datapath.Problem, error) {
 	return nil, errHere
 }

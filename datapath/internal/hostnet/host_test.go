@@ -406,7 +406,7 @@ func TestBadSource(t *testing.T) {
 	s := newSpace(t)
 	h := s.up(Options{})
 	must(t, one.on(s.ctx(), h))
-	before := s.dump()
+	before := s.steady()
 	for _, r := range []datapath.Route{
 		{Prefix: pp("10.8.0.0/16"), Source: ap("203.0.113.9")}, {Prefix: pp("fd08::/64"), Source: ap("2001:db8::9")}, {Prefix: pp("10.50.0.0/16"), Source: ap("203.0.113.9")},
 		{Prefix: pp("10.8.0.0/16"), Source: ap("fd07::1")}, {Prefix: pp("fd08::/64"), Source: ap("10.7.0.1")}, {Prefix: pp("fd08::/64"), Source: ap("fd07::1%lo")},

@@ -53,10 +53,13 @@ const (
 	SourceLoopback
 )
 
-// Options are the settings of a Host. Only Interface must be given.
+// Options are the settings of a Host. Only Interface must be given, and with Observe not even that.
 type Options struct {
 	// Interface is the name of the link: see CheckInterface.
 	Interface string
+	// Observe has no link be ours: Read says what there is in the namespace for packets with Mark, and nothing can be
+	// changed. It is for the underlay of a link that is in another namespace.
+	Observe bool
 	// Namespace is the path of the network namespace to work in, such as /run/netns/name or
 	// /proc/<pid>/ns/net. Default: the namespace of the thread that calls Open, whichever threads
 	// call later. It is held until Close.
@@ -102,7 +105,9 @@ type Options struct {
 // defaulted returns o with its defaults, or what is wrong with it.
 func (o Options) defaulted() (Options, error) {
 	var errs []error
-	if err := CheckInterface(o.Interface); err != nil {
+	if o.Observe {
+		o.Interface = ""
+	} else if err := CheckInterface(o.Interface); err != nil {
 		errs = append(errs, err)
 	}
 	def := func(p *int, d int) {

@@ -182,6 +182,21 @@ func (s *space) dump() string {
 	return strings.Join(lines, "\n") + "\n4: " + rules + "\n6: " + six
 }
 
+// steady is dump once the kernel is done with what it puts off, such as the routes of IPv6 addresses.
+func (s *space) steady() string {
+	s.t.Helper()
+	last, since := s.dump(), time.Now()
+	for end := since.Add(10 * time.Second); time.Since(since) < 100*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+		if now := s.dump(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Now().After(end) {
+			s.t.Fatal("the kernel does not come to rest")
+		}
+	}
+	return last
+}
+
 // raw is the same as the kernel puts it, attribute by attribute, which takes a tenth of the time.
 func (s *space) raw() string {
 	s.t.Helper()

@@ -25,7 +25,7 @@ func TestMove(t *testing.T) {
 	w := wanted{one.addrs, asMap(many(300)), 1420}
 	h := s.open(Options{Sources: journey[0]})
 	must(t, w.reach(s.ctx(), h))
-	before := s.dump()
+	before := s.steady()
 	var to []netip.Addr
 	for i, r := range many(300) {
 		if i%30 < 2 {

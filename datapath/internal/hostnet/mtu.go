@@ -35,25 +35,25 @@ func (m *MTU) Ask(mtu int, isNew bool) {
 	}
 }
 
-// Right returns what the MTU of a link is to be that has one already, or 0 for a new one. What an earlier process
-// chose, or so it seems, goes on following the underlay; what it may have been asked for is left as it is where it fits.
+// Right returns what the MTU of a link is to be that has one already, or 0 for a new one. The option counts wherever
+// nothing was asked for in this process. Without it, what an earlier process chose, or so it seems, goes on following
+// the underlay; what that may have been asked for is left as it is where it fits.
 func (m *MTU) Right(h datapath.Host, have int) int {
-	chosen := m.Option
-	if chosen == 0 {
-		chosen = fitting(h)
-	}
-	if m.asked == 0 && chosen == have {
+	fits := fitting(h)
+	if m.asked == 0 && fits == have {
 		m.follows = true
 	}
 	switch {
 	case m.asked != 0:
 		return m.asked
-	case chosen != 0 && (m.follows || have == 0 || have > chosen):
-		return chosen
+	case m.Option != 0:
+		return m.Option
+	case fits != 0 && (m.follows || have < MinMTU || have > fits):
+		return fits
 	case have < MinMTU:
 		return usualMTU
 	}
-	return have
+	return min(have, MaxMTU)
 }
 
 // overhead is what WireGuard adds to a packet, in bytes: 32 of its own, 8 of UDP, 40 of IPv6 or 20 of IPv4.
@@ -69,21 +69,29 @@ func fitting(h datapath.Host) int {
 	if h.UnderlayMTU == 0 {
 		return 0
 	}
-	return min(max(h.UnderlayMTU-overhead(h), MinMTU), MaxMTU)
+	return bounded(h.UnderlayMTU - overhead(h))
 }
+
+// bounded is the MTU nearest to mtu that a device can have.
+func bounded(mtu int) int { return min(max(mtu, MinMTU), MaxMTU) }
 
 // mtuProblem reports that encrypted packets do not fit the underlay.
 func mtuProblem(h datapath.Host, mtu int) (p datapath.Problem, ok bool) {
-	if h.UnderlayMTU == 0 || mtu == 0 || mtu+overhead(h) <= h.UnderlayMTU {
+	return tooNarrow("the underlay", h.UnderlayMTU, overhead(h), mtu)
+}
+
+// tooNarrow reports that what is called so carries less than an MTU makes, where WireGuard adds that much; 0 is not known.
+func tooNarrow(what string, carries, adds, mtu int) (p datapath.Problem, ok bool) {
+	if carries == 0 || mtu == 0 || mtu+adds <= carries {
 		return p, false
 	}
 	p = datapath.Problem{
 		Subject: "mtu",
-		Message: fmt.Sprintf("the MTU of %d makes encrypted packets of %d bytes, and the underlay carries %d: large ones travel in fragments, or get lost where those do", mtu, mtu+overhead(h), h.UnderlayMTU),
-		Remedy:  fmt.Sprintf("raise the MTU of the underlay to %d", mtu+overhead(h)),
+		Message: fmt.Sprintf("the MTU of %d makes encrypted packets of %d bytes, and %s carries %d: large ones travel in fragments, or get lost where those do", mtu, mtu+adds, what, carries),
+		Remedy:  fmt.Sprintf("raise the MTU there to %d", mtu+adds),
 	}
-	if mtu > fitting(h) {
-		p.Remedy += fmt.Sprintf(", or ask for an MTU of %d", fitting(h))
+	if fits := bounded(carries - adds); mtu > fits {
+		p.Remedy += fmt.Sprintf(", or ask for an MTU of %d", fits)
 	} else {
 		p.Message += fmt.Sprintf("; it is the least that IPv6 allows (%d)", MinMTU)
 	}

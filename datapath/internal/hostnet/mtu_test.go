@@ -28,7 +28,7 @@ func TestRightMTU(t *testing.T) {
 		{"1420", MTU{}, under(six, 1420), 0, 1340, ""},
 		{"1380", MTU{}, under(six, 1380), 0, 1300, ""},
 		{"just so", MTU{}, under(six, 1360), 0, 1280, ""},
-		{"1300", MTU{}, under(six, 1300), 0, 1280, "raise the MTU of the underlay to 1360"},
+		{"1300", MTU{}, under(six, 1300), 0, 1280, "the underlay carries 1300"},
 		{"1280 without IPv6", MTU{}, under(four, 1280), 0, 1280, "least that IPv6 allows"},
 		{"huge", MTU{}, under(six, 1<<20), 0, MaxMTU, ""},
 		{"shrunk", MTU{follows: true}, under(six, 1400), 1420, 1320, ""},
@@ -40,7 +40,13 @@ func TestRightMTU(t *testing.T) {
 		{"by option", MTU{Option: 1400}, under(six, 1500), 0, 1400, ""},
 		{"by option, and made another", MTU{Option: 1400, follows: true}, under(six, 1500), 1300, 1400, ""},
 		{"asked for beside the option", MTU{Option: 1400, asked: 1300}, under(six, 1500), 1400, 1300, ""},
+		{"by option, raised since an earlier process", MTU{Option: 1400}, under(six, 1500), 1300, 1400, ""},
+		{"by option, and lowered", MTU{Option: 1300}, under(six, 1500), 1400, 1300, ""},
+		{"by option, and nothing known", MTU{Option: 1400}, six, 1300, 1400, ""},
 		{"too small", MTU{}, six, 1000, 1420, ""},
+		{"too small over 1400", MTU{}, under(six, 1400), 1000, 1320, ""},
+		{"too large", MTU{}, six, 80000, MaxMTU, ""},
+		{"too large over 1400", MTU{}, under(six, 1400), 80000, 1320, ""},
 	} {
 		got := c.m.Right(c.h, c.have)
 		p, bad := mtuProblem(c.h, got)
@@ -54,7 +60,7 @@ func TestRightMTU(t *testing.T) {
 func TestRightMTUSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := MTU{Option: rapid.SampledFrom([]int{0, 0, 1280, 1400}).Draw(t, "option")}
-		have := rapid.SampledFrom([]int{0, 1280, 1420, 1500}).Draw(t, "have")
+		have := rapid.SampledFrom([]int{0, 1000, 1280, 1420, 1500, 80000}).Draw(t, "have")
 		for range 5 {
 			h := datapath.Host{IPv4: rapid.Bool().Draw(t, "4"), IPv6: rapid.Bool().Draw(t, "6"), UnderlayMTU: rapid.IntRange(0, 70000).Draw(t, "underlay")}
 			if rapid.Bool().Draw(t, "ask") {
@@ -66,6 +72,9 @@ func TestRightMTUSettles(t *testing.T) {
 			}
 			if p, bad := mtuProblem(h, got); bad && got == fitting(h) && !strings.Contains(p.Message, "IPv6 allows") {
 				t.Fatalf("chosen %d over %+v: %+v", got, h, p)
+			}
+			if m.Option != 0 && m.asked == 0 && got != m.Option {
+				t.Fatalf("%+v over %+v with %d: %d", m, h, have, got)
 			}
 			have = got
 		}

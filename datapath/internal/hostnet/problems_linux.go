@@ -102,42 +102,42 @@ func (h *Host) shadowed(ctx context.Context, f found, dst netip.Prefix, rs []rul
 	if !h.o.Policy && h.o.Table != MainTable {
 		return // it is the administrator's to say which packets go there
 	}
-	var way way
+	var at goes
 	for _, to := range samples(dst) {
-		if way = h.way(ctx, to); way.oif == f.link.Index && way.err == nil {
+		if at = h.goes(ctx, to); at.oif == f.link.Index && at.err == nil {
 			return
 		}
 	}
-	h.blame(ctx, f, way, rs, fmt.Sprintf("packets to %v do not reach %s", dst, f.link.Name), "route to "+dst.String(), ps)
+	h.blame(ctx, f, at, rs, fmt.Sprintf("packets to %v do not reach %s", dst, f.link.Name), "route to "+dst.String(), ps)
 }
 
 // unguarded reports that packets to a prefix that is guarded leave by another way than our link, and not because the main
 // table knows better.
 func (h *Host) unguarded(ctx context.Context, f found, dst netip.Prefix, rs []rule, ps *problems) {
 	for _, to := range samples(dst) {
-		way := h.way(ctx, to)
-		if way.err != nil || way.oif == f.link.Index || way.typ != unix.RTN_UNICAST || way.table == MainTable && way.dst.Bits() > 0 {
+		at := h.goes(ctx, to)
+		if at.err != nil || at.oif == f.link.Index || at.typ != unix.RTN_UNICAST || at.table == MainTable && at.dst.Bits() > 0 {
 			continue
 		}
-		h.blame(ctx, f, way, rs, fmt.Sprintf("packets to %v, which is guarded, leave this host", dst), "guard of "+dst.String(), ps)
+		h.blame(ctx, f, at, rs, fmt.Sprintf("packets to %v, which is guarded, leave this host", dst), "guard of "+dst.String(), ps)
 		return
 	}
 }
 
-// way is where an unmarked packet to an address goes; err says that it is refused.
-type way struct {
+// goes is where an unmarked packet to an address goes; err says that it is refused.
+type goes struct {
 	to netip.Addr
 	route
 	err error
 }
 
-func (h *Host) way(ctx context.Context, to netip.Addr) way {
+func (h *Host) goes(ctx context.Context, to netip.Addr) goes {
 	r, err := h.match(ctx, to)
-	return way{to, r, err}
+	return goes{to, r, err}
 }
 
 // blame says by what packets go where they go: a rule that comes before ours, or a route.
-func (h *Host) blame(ctx context.Context, f found, w way, rs []rule, what, subject string, ps *problems) {
+func (h *Host) blame(ctx context.Context, f found, w goes, rs []rule, what, subject string, ps *problems) {
 	fam := family(w.to.Is4())
 	refused := route{}
 	if w.err != nil {
@@ -234,8 +234,8 @@ func (h *Host) Problems(ctx context.Context, s datapath.State) ([]datapath.Probl
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var ps problems
-	if p, bad := mtuProblem(s.Host, s.Device.MTU); bad {
-		ps = append(ps, p)
+	if err := h.unfitting(ctx, s, &ps); err != nil {
+		return nil, err
 	}
 	conf, err := h.netconf(ctx)
 	if err != nil {

@@ -138,7 +138,8 @@ func (w *watcher) matters(h *Host, m message) bool {
 			w.routes++
 			return true
 		}
-		return r.dst.Bits() == 0 || r.oif != 0 && int64(r.oif) == w.ours.Load()
+		_, links := connects(m.body)
+		return broad(r.dst) || len(links) > 0 || r.oif != 0 && int64(r.oif) == w.ours.Load()
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if l, ok := parseLink(m.body); !ok || int64(l.Index) == w.ours.Load() {
 			w.routes++ // it may have been down

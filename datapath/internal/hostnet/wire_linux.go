@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -148,12 +149,16 @@ func unspecified(fam uint8) netip.Addr {
 // link is a network interface.
 type link struct {
 	Link
-	loopback bool
-	inet     bool // it has IPv4
-	inet6    bool // it has an IPv6 side, which may be disabled
-	disabled bool // disable_ipv6
-	rpFilter uint32
+	loopback     bool
+	pointToPoint bool // it has one other end
+	inet         bool // it has IPv4
+	inet6        bool // it has an IPv6 side, which may be disabled
+	disabled     bool // disable_ipv6
+	rpFilter     uint32
 }
+
+// mesh reports whether l is the device of a mesh, this one or another.
+func (l link) mesh() bool { return strings.HasPrefix(l.Alias, aliasPrefix) }
 
 func linkHeader(index int, flags, change uint32) []byte {
 	b := make([]byte, 4, unix.SizeofIfInfomsg)
@@ -168,6 +173,7 @@ func parseLink(b []byte) (l link, ok bool) {
 	}
 	flags := ne.Uint32(b[8:])
 	l.Index, l.Up, l.loopback = int(int32(ne.Uint32(b[4:]))), flags&unix.IFF_UP != 0, flags&unix.IFF_LOOPBACK != 0
+	l.pointToPoint = flags&unix.IFF_POINTOPOINT != 0
 	for typ, v := range attrs(b, unix.SizeofIfInfomsg) {
 		switch typ {
 		case unix.IFLA_IFNAME:
