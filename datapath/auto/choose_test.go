@@ -240,7 +240,7 @@ func TestOptionsAreHandedOn(t *testing.T) {
 
 // Each option is known to netstack, or a reason not to choose it, or about an interface that it does not have.
 func TestOptionsOfNetstack(t *testing.T) {
-	passedOver := []string{"Interface", "Table", "Priority", "Mark", "Mask", "Metric", "Protocol", "Cover", "Sources", "Socket"}
+	passedOver := []string{"Interface", "Table", "Priority", "Mark", "Mask", "Metric", "Protocol", "Cover", "Sources", "Socket", "SocketGroup", "NoOffload"}
 	for i := range reflect.TypeFor[Options]().NumField() {
 		var o Options
 		name := reflect.TypeFor[Options]().Field(i).Name

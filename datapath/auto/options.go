@@ -61,6 +61,9 @@ type Options struct {
 	Sources   Sources      // where addresses are put
 	Socket    string       // folder of the socket that shows a tun to other programs, which see the kernel's device anyway
 
+	SocketGroup string // group whose members may use that socket
+	NoOffload   bool   // a tun gives Linux its packets one by one
+
 	// What only an interface of the host can do, so that netstack is not chosen.
 
 	Namespace string       // path of the network namespace to work in
@@ -156,7 +159,9 @@ func (o Options) tun() tun.Options {
 		Cover:             o.Cover,
 		Sources:           tun.Sources(o.Sources),
 		MTU:               o.MTU,
+		NoOffload:         o.NoOffload,
 		Socket:            o.Socket,
+		SocketGroup:       o.SocketGroup,
 		Bind:              o.Bind,
 		SNAT:              o.SNAT,
 		Forward:           o.Forward,

@@ -153,7 +153,7 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 
 // newLink makes the interface.
 func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
-	inUse, left, err := held(ctx, t.host)
+	inUse, left, err := stillHeld(ctx, t.host)
 	switch {
 	case inUse:
 		err = taken(t.opts.Interface)
@@ -166,7 +166,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 	var made *link
 	l, _, err := t.host.Adopt(ctx, kind, func(name string) error {
 		return t.host.Do(func() (err error) {
-			made, err = newLink(name)
+			made, err = newLink(name, t.fellBack())
 			return err
 		})
 	})
@@ -203,7 +203,7 @@ func held(ctx context.Context, h *hostnet.Host) (held, left bool, err error) {
 		return false, false, err
 	}
 	err = h.Do(func() error {
-		fd, err := attach(l.Name)
+		fd, err := attach(l.Name, 0)
 		if err == nil {
 			unix.Close(fd)
 		}

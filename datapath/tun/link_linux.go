@@ -1,6 +1,7 @@
 package tun
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,9 +11,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
 )
 
 // clonePath is where a TUN interface comes from: Documentation/networking/tuntap.rst of Linux.
@@ -31,14 +35,14 @@ type link struct {
 }
 
 // attach has a file of its own speak for the interface called name, in the namespace of this thread. Linux
-// makes one where there is none, and removes it when the file is closed.
-func attach(name string) (fd int, err error) {
+// makes one where there is none, and removes it when the file is closed. more are flags of the file.
+func attach(name string, more uint16) (fd int, err error) {
 	if fd, err = unix.Open(clonePath, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
 		return -1, missing(clonePath, err)
 	}
 	ifr, err := unix.NewIfreq(name)
 	if err == nil {
-		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | more)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
 	}
 	if err != nil {
@@ -51,9 +55,14 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// newLink makes an interface in the namespace of this thread.
-func newLink(name string) (*link, error) {
-	fd, err := attach(name)
+// newLink makes an interface in the namespace of this thread. Where Linux turns out not to take packets that are
+// handed to it together, fellBack is told why; nil: they never are, nor does it hand any out so.
+func newLink(name string, fellBack func(error)) (*link, error) {
+	var more uint16
+	if fellBack != nil {
+		more = unix.IFF_VNET_HDR
+	}
+	fd, err := attach(name, more)
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +70,9 @@ func newLink(name string) (*link, error) {
 	if err != nil {
 		// The file is an os.File's by now, which closes it.
 		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
+	}
+	if fellBack != nil {
+		t = newOffload(t, fellBack)
 	}
 	return &link{Device: t, events: make(chan tun.Event, 4)}, nil
 }
@@ -130,6 +142,18 @@ func check(path string, namespaces bool) error {
 		return fmt.Errorf("%w: entering a network namespace takes CAP_SYS_ADMIN: run as root, or start the program in that namespace (NetworkNamespacePath= of systemd, ip netns exec)", unix.EPERM)
 	}
 	return nil
+}
+
+// stillHeld is held, after a moment in which that may pass: a child that another goroutine is starting has the file
+// of an interface that was closed meanwhile until it runs a program of its own, and keeps it for as long.
+func stillHeld(ctx context.Context, h *hostnet.Host) (inUse, left bool, err error) {
+	const moment = 200 * time.Millisecond
+	for end := time.Now().Add(moment); ; time.Sleep(5 * time.Millisecond) {
+		inUse, left, err = held(ctx, h)
+		if !inUse || err != nil || time.Now().After(end) {
+			return inUse, left, err
+		}
+	}
 }
 
 // holders names the processes that have a TUN interface of that name, as far as this one may see them:

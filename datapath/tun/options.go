@@ -116,6 +116,11 @@ type Options struct {
 	// that changes; MinMTU at least.
 	MTU int
 
+	// NoOffload has packets handed to Linux, and taken from it, one by one, on a host whose Linux is known to do
+	// wrong with those that are handed over together; that costs throughput. Default: together, until Linux
+	// refuses some, which costs none of them.
+	NoOffload bool
+
 	// Socket is the folder of the socket by which other programs see and change the device. It is called
 	// <interface>.sock and is for its owner alone, and SocketGroup. Default: DefaultSocket, where a socket can
 	// be made; a folder that is named must take one. NoSocket has none.

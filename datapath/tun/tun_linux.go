@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -362,7 +363,7 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	ipv4, ipv6 := t.wg.Families()
 	s.Host.IPv4, s.Host.IPv6 = h.IPv4 && ipv4, h.IPv6 && ipv6
 	more, err := t.problems(ctx, s)
-	s.Problems = append(hs.Problems, more...)
+	s.Problems = slices.Concat(hs.Problems, more, t.link.problems())
 	return s, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,9 @@ type bind struct {
 	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 
-	mu         sync.Mutex
+	six atomic.Pointer[conn.Bind] // what sends over IPv6; nil: Bind
+
+	mu         sync.Mutex // guards what follows, and keeps resend from a Bind that is being copied
 	port       uint16
 	ipv4, ipv6 bool
 }
@@ -86,6 +89,7 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.six.Store(apart(b.Bind))
 	b.port, b.ipv4, b.ipv6 = actual, false, false
 	for i, fn := range fns {
 		name := fn.PrettyName()
@@ -97,6 +101,38 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 		b.ipv4, b.ipv6 = true, true
 	}
 	return fns, actual, nil
+}
+
+// Close closes the sockets.
+func (b *bind) Close() error {
+	b.six.Store(nil)
+	return b.Bind.Close()
+}
+
+// apart returns a copy of b, which was just opened and has not sent yet, that sends by the same sockets; nil where none
+// is needed.
+//
+// conn.StdNetBind uses the memory of an address that it sent to again (udpAddrPool). For IPv4 it leaves that 4 bytes
+// long, and then copies no more than 4 of an IPv6 address into it: the others are of an address it sent to before, or
+// zero, and that is where the packet goes (https://github.com/WireGuard/wireguard-go/pull/135). A copy has a memory of its
+// own, as there is none yet that the two would share.
+func apart(b conn.Bind) *conn.Bind {
+	std, ok := b.(*conn.StdNetBind)
+	if !ok {
+		return nil
+	}
+	six := reflect.New(reflect.TypeFor[conn.StdNetBind]())
+	six.Elem().Set(reflect.ValueOf(std).Elem())
+	b = six.Interface().(conn.Bind)
+	return &b
+}
+
+// to returns what sends to ep.
+func (b *bind) to(ep conn.Endpoint) conn.Bind {
+	if six := b.six.Load(); six != nil && ep.DstIP().Is6() {
+		return *six
+	}
+	return b.Bind
 }
 
 // freePort returns a UDP port that was free a moment ago in the family there is.
@@ -181,13 +217,13 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 // send sends packets together or, where that is refused, one by one. A packet that is refused by itself
 // keeps no other from being sent.
 func (b *bind) send(bufs [][]byte, ep conn.Endpoint) error {
-	err := b.Bind.Send(bufs, ep)
+	err := b.to(ep).Send(bufs, ep)
 	if len(bufs) < 2 || !refused(err) {
 		return err
 	}
 	var errs error
 	for i, p := range bufs {
-		err := b.Bind.Send([][]byte{p}, ep)
+		err := b.to(ep).Send([][]byte{p}, ep)
 		if i == 0 && errors.Is(err, syscall.EINVAL) {
 			return err // it is not for its size: the local address is gone
 		}
@@ -208,10 +244,12 @@ func refused(err error) bool {
 	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EIO)
 }
 
-// resend sends an initiation once more.
+// resend sends an initiation once more. It is not called by the device, which sends nothing while it opens sockets.
 func (b *bind) resend(msg []byte, to netip.AddrPort) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if ep, err := b.Bind.ParseEndpoint(to.String()); err == nil {
-		_ = b.Bind.Send([][]byte{msg}, ep) // it was only one more try
+		_ = b.to(ep).Send([][]byte{msg}, ep) // it was only one more try
 	}
 }
 

@@ -1,0 +1,5 @@
+//go:build !race
+
+package wggo
+
+const raceEnabled = false
