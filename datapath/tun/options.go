@@ -139,8 +139,11 @@ type Options struct {
 	SNAT prefixes.Set
 
 	// Forward has the host forward packets: net.ipv4.ip_forward and net.ipv6.conf.all.forwarding are turned on
-	// where they are off, and off again by RemoveDevice and Cleanup. Default: they are left as they are, and a
-	// problem is reported where an announced network needs them.
+	// where they are off, and off again by RemoveDevice and Cleanup, unless another mesh of the host needs them. What
+	// Linux changes along with them, the forwarding of single interfaces and net.ipv4.conf.all.accept_redirects, is
+	// put back by the process that turned them on; another one leaves no interface forwarding. Who turns them off by
+	// hand, and on again for a purpose of his own, while no mesh runs, finds them turned off some day. Default: they
+	// are left as they are, and a problem is reported where an announced network needs them.
 	Forward bool
 
 	// Logger is told what was found, created and removed, and what wireguard-go logs. nil: nobody.

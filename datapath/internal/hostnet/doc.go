@@ -69,9 +69,14 @@
 //
 // # Packets for others
 //
-// Where the host forwards, or Options.SNAT or Forward ask for it, there is a table of nftables, which package nft
-// keeps: TCP connections that are forwarded get segments that fit the link. A host that forwards nothing has none.
+// Where the host forwards, be it between some interfaces only, or Options.SNAT or Forward ask for it, there is a table
+// of nftables, which package nft keeps: TCP connections that are forwarded get segments that fit the link. A host that
+// forwards nothing has none, and is looked at once for what an earlier mesh left, without having it load the module.
+//
+// What keeps the table from being read is looked at again with every reading, and what Up could not do is left to Up
+// again after a minute. Both are problems meanwhile, and not a reason to do without the link.
 //
 // Without Options.Forward no sysctl of the host is touched. On our own link the reverse path filter is set to loose where the host
-// would have it strict: WireGuard has checked the source already, against the peer's allowed IPs.
+// would have it strict: WireGuard has checked the source already, against the peer's allowed IPs. And our own link
+// forwards IPv4 where net.ipv4.ip_forward is on.
 package hostnet

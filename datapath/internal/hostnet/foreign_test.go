@@ -245,6 +245,7 @@ func TestTwoMeshes(t *testing.T) {
 	must(t, one.reach(s.ctx(), a))
 	_, _, err := b.Adopt(s.ctx(), kind, nil)
 	foreign(t, err, "protocol 87", "warren:wg0:87")
+	within(t, "routes to the addresses", func() bool { return strings.Contains(s.show("-6 route show table local"), "fd07::1") })
 	before := s.dump()
 	b = s.open(Options{Interface: "wg1", Sources: SourceLoopback, Protocol: 88})
 	other := wanted{prefixes.MustParse("10.7.1.1/32"), map[netip.Prefix]netip.Addr{pp("10.8.2.0/24"): ap("10.7.1.1")}, 1420}

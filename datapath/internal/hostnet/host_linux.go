@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/warren-mesh/warren/datapath/internal/nft"
 	"github.com/warren-mesh/warren/prefixes"
 	"golang.org/x/sys/unix"
 )
@@ -28,16 +29,16 @@ type Host struct {
 	watch   *watcher
 	changed chan struct{}
 
+	filter filter // locked before mu
+
 	mu       sync.Mutex
 	c        *conn
 	asked    map[netip.Prefix]netip.Addr // routes that a cover stands for, or whose source the kernel chooses
 	behind   map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
 	known    *known                      // our routes, if nothing is known to have changed them; nil: not known
-	filter   filter
 	restorer restorer
 	leads    bool                    // rules of former Options are left, by which packets come to routes of ours
 	sendMark uint32                  // of encrypted packets
-	unfit    error                   // why Up could not have it as it is to be
 	before   func(what string) error // called before each change, for tests
 }
 
@@ -54,6 +55,7 @@ func Open(o Options) (*Host, error) {
 		sendMark: o.Mark,
 		changed:  make(chan struct{}, 1),
 	}
+	h.filter.open = nft.Open
 	h.forget()
 	h.startRestorer()
 	defer func() {
@@ -340,13 +342,14 @@ func (h *Host) lookup(ctx context.Context, dst netip.Addr, mark uint32) (r route
 	return r, ok && err == nil && r.typ == unix.RTN_UNICAST
 }
 
-// netconf are the values of net.ipv4.conf.all and net.ipv6.conf.all that bear on us.
+// netconf are the values of net.ipv4.conf and net.ipv6.conf that bear on us.
 type netconf struct {
-	forwards
-	rpFilter uint32 // IPv4 only
+	forwarding
+	rpFilter uint32 // net.ipv4.conf.all.rp_filter
 }
 
 func (h *Host) netconf(ctx context.Context) (c netconf, err error) {
+	c.from4 = make(map[int]bool)
 	for _, fam := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		err := h.c.dump(ctx, newRequest(unix.RTM_GETNETCONF, 0, []byte{fam}), func(m message) {
 			var index int32
@@ -362,11 +365,13 @@ func (h *Host) netconf(ctx context.Context) (c netconf, err error) {
 				}
 			}
 			switch {
-			case index != netconfaAll || len(m.body) == 0 || m.body[0] != fam: // a kernel without that family answers with another
+			case len(m.body) == 0 || m.body[0] != fam: // a kernel without that family answers with another
+			case fam == unix.AF_INET && index == netconfaAll:
+				c.rpFilter, c.all.ipv4 = rp, forward != 0
 			case fam == unix.AF_INET:
-				c.rpFilter, c.ipv4 = rp, forward != 0
-			default:
-				c.ipv6 = forward != 0
+				c.from4[int(index)] = forward != 0
+			case index == netconfaAll:
+				c.all.ipv6 = forward != 0
 			}
 		})
 		if err != nil && !unsupported(err) {
@@ -693,6 +698,18 @@ func protoName(p uint8) string {
 // left of other Options: addresses move to where these have them, so that no route goes with them. An MTU below MinMTU is ErrMTU where the link has IPv6, since Linux would silently
 // take all IPv6 addresses and routes from it.
 func (h *Host) Up(ctx context.Context, mtu int) error {
+	h.filter.Lock()
+	defer h.filter.Unlock()
+	var p *passing
+	err := h.up(ctx, mtu, &p)
+	if p != nil {
+		h.setFilter(ctx, *p)
+	}
+	return err
+}
+
+// up is Up but for nftables. What is to be done there it puts into p, as far as it gets.
+func (h *Host) up(ctx context.Context, mtu int, p **passing) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, err := h.find(ctx)
@@ -757,7 +774,8 @@ func (h *Host) Up(ctx context.Context, mtu int) error {
 	if mtu > 0 {
 		l.MTU = mtu
 	}
-	h.setFilter(ctx, h.pass(conf, l))
+	pass := h.pass(conf, f, l)
+	*p = &pass
 	return errors.Join(errs...)
 }
 
@@ -1188,6 +1206,13 @@ func (h *Host) RemoveLink(ctx context.Context) error {
 
 // Remove removes the link with all that is ours, as Cleanup does.
 func (h *Host) Remove(ctx context.Context) error {
+	h.filter.Lock()
+	defer h.filter.Unlock()
+	return errors.Join(h.remove(ctx), h.removeFilter(ctx))
+}
+
+// remove is Remove but for nftables.
+func (h *Host) remove(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, err := h.find(ctx)
@@ -1196,7 +1221,7 @@ func (h *Host) Remove(ctx context.Context) error {
 	}
 	h.forget()
 	h.restorer.on = false
-	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f), h.removeFilter(ctx))
+	return errors.Join(h.removeLinks(ctx, f), h.removeMarked(ctx, f))
 }
 
 // place is the interface that our addresses are on.
@@ -1227,26 +1252,37 @@ func (f found) lacks(l link, is4 bool) error {
 // Read reports what is there. Lists that Linux says were disturbed while it wrote them are read again.
 // Without a link the rest is still reported; a foreign link of our name counts as none.
 func (h *Host) Read(ctx context.Context) (State, error) {
+	h.filter.Lock()
+	defer h.filter.Unlock()
+	s, p, err := h.read(ctx)
+	if err == nil && s.Ready {
+		s.Ready = h.filtered(ctx, p, &s.Problems)
+		err = ctx.Err()
+	}
+	return s, err
+}
+
+// read is Read but for nftables, and what is to be there.
+func (h *Host) read(ctx context.Context) (_ State, p passing, _ error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, err := h.find(ctx)
 	if err != nil {
-		return State{}, err
+		return State{}, p, err
 	}
 	b, err := h.besides(ctx, f)
 	if err != nil {
-		return State{}, err
+		return State{}, p, err
 	}
 	ours, err := h.ourRoutes(ctx, f.link.Index)
 	if err != nil {
-		return State{}, err
+		return State{}, p, err
 	}
 	conf, err := h.netconf(ctx)
 	if err != nil {
-		return State{}, err
+		return State{}, p, err
 	}
 	s := State{Link: f.link.Link}
-	var unfit error
 	if f.link.Index != 0 {
 		s.NoIPv4, s.NoIPv6 = f.lacks(f.link, true), f.lacks(f.link, false)
 		s.Addrs = h.readAddrs(f, b.addrs)
@@ -1258,14 +1294,11 @@ func (h *Host) Read(ctx context.Context) (State, error) {
 			len(stale.addrs)+len(stale.rules)+len(stale.guards)+len(rules)+len(guards)+len(f.extra)+len(redundant(f, b.addrs)) == 0 &&
 			max(conf.rpFilter, f.link.rpFilter) != 1
 		h.restorer.on = h.restorer.on || s.Ready
-		if s.Ready {
-			s.Ready, unfit = h.filtered(ctx, h.pass(conf, f.link))
-		}
 	}
-	if err := h.around(ctx, f, b, ours, conf, unfit, &s); err != nil {
-		return State{}, err
+	if err := h.around(ctx, f, b, ours, conf, &s); err != nil {
+		return State{}, passing{}, err
 	}
-	return s, ctx.Err()
+	return s, h.pass(conf, f, f.link), ctx.Err()
 }
 
 func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
@@ -1281,7 +1314,7 @@ func (h *Host) readAddrs(f found, as []ifaddr) prefixes.Set {
 }
 
 // around reports what is beside the link.
-func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, unfit error, s *State) error {
+func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Prefix][]route, conf netconf, s *State) error {
 	as := b.addrs
 	connected, err := h.connected(ctx, f)
 	if err != nil {
@@ -1332,7 +1365,6 @@ func (h *Host) around(ctx context.Context, f found, b beside, ours map[netip.Pre
 	s.Host.UnderlayMTU = mtu
 
 	s.Problems = h.problems(ctx, f, under, b.rules, ours, conf.rpFilter)
-	h.filterProblem(h.pass(conf, f.link), unfit, &s.Problems)
 	h.restorer.problem(h.o.Protocol, &s.Problems)
 	return nil
 }

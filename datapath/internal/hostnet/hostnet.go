@@ -85,7 +85,12 @@ type Options struct {
 	// this host's address as source. Default: none.
 	SNAT prefixes.Set
 	// Forward has the host forward packets, where it does not: Up turns on net.ipv4.ip_forward and
-	// net.ipv6.conf.all.forwarding, and Remove turns off what was turned on. Default: they are left alone.
+	// net.ipv6.conf.all.forwarding, and Remove turns off what was turned on, unless another mesh has noted it too. The
+	// table of nftables notes it, beyond the end of the process. Interfaces of which alone packets were forwarded before,
+	// and net.ipv4.conf.all.accept_redirects, are remembered by the process only: where another one turns off, no
+	// interface forwards then, and redirects are accepted by what each interface says. What an administrator turned off
+	// and on again, while no mesh looked, counts as turned on by the mesh. Default: they are left alone, but for
+	// net.ipv4.conf of our own link, which forwards where the host does.
 	Forward bool
 	// Metric is that of the routes. The one after it serves for the time a source address is changed.
 	// Default: DefaultMetric.

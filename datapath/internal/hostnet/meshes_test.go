@@ -96,7 +96,7 @@ func TestOtherOptionsWithoutLeak(t *testing.T) {
 		must(t, h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("10.0.0.0/8")}}))
 		must(t, h.Close())
 		s.ways("before", [3]string{"", "10.1.1.1", "wg0"})
-		h = s.up(c[1])
+		s.up(c[1])
 		s.ways(fmt.Sprintf("between Up and AddRoutes, from %+v", c), [3]string{"", "10.1.1.1", "wg0"})
 	}
 }
@@ -264,12 +264,4 @@ func TestTwoInOneTable(t *testing.T) {
 	if _, _, err := a.Adopt(s.ctx(), kind, nil); err != nil {
 		t.Errorf("the second mesh came into the table of the first, and now the first cannot start: %v", err)
 	}
-}
-
-func subjects(ps problems) string {
-	var all []string
-	for _, p := range ps {
-		all = append(all, p.Subject+": "+p.Message)
-	}
-	return strings.Join(all, "; ")
 }

@@ -16,6 +16,7 @@ const (
 	ifaProtoKernelLL    = 3      // IFAPROT_KERNEL_LL: a link-local address that the kernel made
 	devconfRPFilter     = 8      // IPV4_DEVCONF_RP_FILTER, linux/ip.h
 	devconfDisableIPv6  = 26     // DEVCONF_DISABLE_IPV6, linux/ipv6.h
+	devconfForceForward = 59     // DEVCONF_FORCE_FORWARDING, since Linux 6.17
 	netconfaIfindex     = 1      // NETCONFA_IFINDEX, linux/netconf.h
 	netconfaForwarding  = 2      // NETCONFA_FORWARDING
 	netconfaRPFilter    = 3      // NETCONFA_RP_FILTER
@@ -154,6 +155,7 @@ type link struct {
 	inet         bool // it has IPv4
 	inet6        bool // it has an IPv6 side, which may be disabled
 	disabled     bool // disable_ipv6
+	force        bool // force_forwarding of IPv6
 	rpFilter     uint32
 }
 
@@ -202,7 +204,7 @@ func parseLink(b []byte) (l link, ok bool) {
 					l.inet6 = true
 					for typ, v := range attrs(v, 0) {
 						if typ == unix.IFLA_INET6_CONF {
-							l.disabled = conf(v, devconfDisableIPv6) != 0
+							l.disabled, l.force = conf(v, devconfDisableIPv6) != 0, conf(v, devconfForceForward) != 0
 						}
 					}
 				}

@@ -18,8 +18,8 @@ const (
 	// answerTime is how long the kernel may take for one datagram. It answers while it is asked, but may wait for
 	// others who change its rules.
 	answerTime = 30 * time.Second
-	// interrupted is how often something is read, or decided, again when the rules of the host change meanwhile.
-	interrupted = 1000
+	// patience is how long something is read, or decided, again when the rules of the host change meanwhile.
+	patience = 2 * time.Second
 )
 
 // conn is a netlink socket. The package netlink opens it; datagrams are read here, so that an answer

@@ -37,7 +37,8 @@
 // # How it is read and written
 //
 // On sockets of netlink opened once. Linux numbers the generations of its rules. What is read between two equal
-// numbers is of one generation; else it is read again. What is written names the generation that it was decided
+// numbers is of one generation; else it is read again, for two seconds at most. Of what others have in tables of their
+// own nothing is read, however much it is. What is written names the generation that it was decided
 // on, and Linux refuses it in another one; then it is decided again. A table is replaced in one transaction: no
 // packet meets half of it, and the connections that it translated before go on, as conntrack remembers them.
 //

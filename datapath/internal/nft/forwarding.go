@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,18 @@ type Forwarding struct {
 	// Notice is what to turn them on would cost: nil or an *AdvertisedError.
 	Notice error
 }
+
+// Known reports whether a sysctl is one that a mesh turns on.
+func Known(sysctl string) bool { return slices.Contains(names, sysctl) }
+
+// InterfaceSysctl names the sysctl that has IPv4 packets forwarded that come in by an interface, as sysctl(8) has it.
+func InterfaceSysctl(iface string) string {
+	return "net.ipv4.conf." + strings.ReplaceAll(iface, ".", "/") + ".forwarding"
+}
+
+// Before are values of sysctls before TurnOn, by their paths below /proc/sys: those that Linux changes along with the
+// ones that are turned on and off.
+type Before map[string]string
 
 // AdvertisedError says that the host would lose IPv6 default routes when it forwards. A router that
 // forwards does not listen to routers (RFC 4861, section 6.2.7): Linux then removes the default routes that it learned

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -55,20 +56,30 @@ func ReadForwarding(do func(f func() error) error) (f Forwarding, err error) {
 // TurnOn turns on those of the named sysctls, some of Forwarding.Off, that are off, and returns those that it turned
 // on. To be sure to turn them off again, put their names into Rules.Turned before. One whose family the kernel lacks is
 // left out without an error; one that fails does not keep the other from being turned on. A nil do is as with
-// ReadForwarding.
-func TurnOn(do func(f func() error) error, sysctls []string) (turned []string, err error) {
-	return turn(do, sysctls, true)
+// ReadForwarding. What Linux changes along is put into before, unless that is nil.
+func TurnOn(do func(f func() error) error, sysctls []string, before Before) (turned []string, err error) {
+	return turn(do, sysctls, true, before)
 }
 
 // TurnOff turns off those of the named sysctls that are on, such as Rules.Turned. Linux then turns the forwarding of
-// that family off on every interface, also where it was turned on for one alone. A name that is not one of those that
-// TurnOn takes is an error, and left alone: a table may have it from anybody.
-func TurnOff(do func(f func() error) error, sysctls []string) error {
-	_, err := turn(do, sysctls, false)
+// that family off on every interface, also where it was turned on for one alone before TurnOn: that one is turned on
+// again, if before has it and nobody turned it off meanwhile. Linux also turns on net.ipv4.conf.all.accept_redirects:
+// it gets the value that before has, or else keeps the one that it had while packets were forwarded. A name that is not
+// one of those that TurnOn takes is an error, and left alone: a table may have it from anybody.
+func TurnOff(do func(f func() error) error, sysctls []string, before Before) error {
+	_, err := turn(do, sysctls, false, before)
 	return err
 }
 
-func turn(do func(f func() error) error, list []string, on bool) (written []string, err error) {
+// ForwardFrom has Linux forward the IPv4 packets that come in by an interface. A nil do is as with ReadForwarding.
+func ForwardFrom(do func(f func() error) error, iface string) error {
+	if do == nil {
+		do = here
+	}
+	return do(func() error { return write1(confDir4+iface+"/forwarding", InterfaceSysctl(iface), "1") })
+}
+
+func turn(do func(f func() error) error, list []string, on bool, before Before) (written []string, err error) {
 	if do == nil {
 		do = here
 	}
@@ -81,8 +92,15 @@ func turn(do func(f func() error) error, list []string, on bool) (written []stri
 			}
 			is, there, err := readSysctl(name)
 			if err == nil && there && is != on {
+				now := along(name)
 				if err = writeSysctl(name, on); err == nil {
 					written = append(written, name)
+					switch {
+					case on && before != nil:
+						maps.Copy(before, now)
+					case !on:
+						err = restore(now, before)
+					}
 				}
 			}
 			errs = append(errs, err)
@@ -90,6 +108,55 @@ func turn(do func(f func() error) error, list []string, on bool) (written []stri
 		return errors.Join(errs...)
 	})
 	return written, err
+}
+
+const (
+	confDir4  = "net/ipv4/conf/"
+	confDir6  = "net/ipv6/conf/"
+	redirects = confDir4 + "all/accept_redirects"
+)
+
+// along returns what Linux changes along with a sysctl (inet_forward_change in net/ipv4/devinet.c,
+// addrconf_fixup_forwarding in net/ipv6/addrconf.c). What cannot be read is left out.
+func along(name string) Before {
+	values := make(Before)
+	read := func(path string) {
+		if b, err := os.ReadFile(procSys + path); err == nil {
+			values[path] = string(bytes.TrimSpace(b))
+		}
+	}
+	dir := confDir6
+	if name == ForwardIPv4 {
+		dir = confDir4
+		read(redirects)
+	}
+	of, _ := os.ReadDir(procSys + dir)
+	for _, e := range of {
+		if e.Name() != "all" {
+			read(dir + e.Name() + "/forwarding")
+		}
+	}
+	return values
+}
+
+// restore has what was changed along with turning a sysctl off be as it was before that was turned on. now is what it
+// was just before it was turned off.
+func restore(now, before Before) error {
+	var errs []error
+	for path, value := range now {
+		old, known := before[path]
+		switch {
+		case path == redirects && !known:
+			old = value
+		case path != redirects && (!known || old == "0" || value == "0"):
+			continue
+		}
+		err := write1(path, strings.ReplaceAll(path, "/", "."), old)
+		if !errors.Is(err, fs.ErrNotExist) { // the interface is gone
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func sysctlPath(name string) string { return procSys + strings.ReplaceAll(name, ".", "/") }
@@ -117,7 +184,12 @@ func writeSysctl(name string, on bool) error {
 	if on {
 		value = "1"
 	}
-	f, err := os.OpenFile(sysctlPath(name), os.O_WRONLY, 0) // os.WriteFile would create what is not there
+	return write1(strings.TrimPrefix(sysctlPath(name), procSys), name, value)
+}
+
+// write1 writes one value.
+func write1(path, name, value string) error {
+	f, err := os.OpenFile(procSys+path, os.O_WRONLY, 0) // os.WriteFile would create what is not there
 	if err == nil {
 		_, err = f.WriteString(value)
 		err = errors.Join(err, f.Close())

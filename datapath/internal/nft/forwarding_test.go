@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +47,7 @@ func TestForwarding(t *testing.T) {
 	s.forwards(false, false, ForwardIPv4, ForwardIPv6)
 	s.sysctl("ipv4/ip_forward", "1")
 	s.forwards(true, false, ForwardIPv6)
-	turned, err := TurnOn(s.do, []string{ForwardIPv6, ForwardIPv4})
+	turned, err := TurnOn(s.do, []string{ForwardIPv6, ForwardIPv4}, nil)
 	must(t, err)
 	if !slices.Equal(turned, []string{ForwardIPv6}) {
 		t.Errorf("turned on %q", turned)
@@ -55,24 +56,24 @@ func TestForwarding(t *testing.T) {
 	if s.read("ipv4/ip_forward") != "1" || s.read("ipv6/conf/lo/forwarding") != "1" {
 		t.Error("not on")
 	}
-	turned, err = TurnOn(s.do, names)
+	turned, err = TurnOn(s.do, names, nil)
 	must(t, err)
 	if turned != nil {
 		t.Errorf("turned on %q", turned)
 	}
-	must(t, TurnOff(s.do, []string{ForwardIPv6}))
+	must(t, TurnOff(s.do, []string{ForwardIPv6}, nil))
 	s.forwards(true, false, ForwardIPv6)
-	must(t, TurnOff(s.do, names))
-	must(t, TurnOff(s.do, names))
+	must(t, TurnOff(s.do, names, nil))
+	must(t, TurnOff(s.do, names, nil))
 	s.forwards(false, false, ForwardIPv4, ForwardIPv6)
 
 	// The table of somebody else does not get us to write what a mesh does not.
 	for _, name := range []string{"net.ipv4.conf.all.accept_local", "kernel/core_pattern", "../../etc/x", ""} {
-		turned, err := TurnOn(s.do, []string{name, ForwardIPv4})
+		turned, err := TurnOn(s.do, []string{name, ForwardIPv4}, nil)
 		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), ForwardIPv6) || !slices.Equal(turned, []string{ForwardIPv4}) {
 			t.Errorf("%q: turned on %q, %v", name, turned, err)
 		}
-		if err := TurnOff(s.do, []string{name, ForwardIPv4}); err == nil || !strings.Contains(err.Error(), name) {
+		if err := TurnOff(s.do, []string{name, ForwardIPv4}, nil); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%q: got %v", name, err)
 		}
 	}
@@ -80,10 +81,100 @@ func TestForwarding(t *testing.T) {
 	failed := errors.New("no namespace")
 	none := func(func() error) error { return failed }
 	_, rerr := ReadForwarding(none)
-	_, oerr := TurnOn(none, names)
-	for _, err := range []error{rerr, oerr, TurnOff(none, names)} {
+	_, oerr := TurnOn(none, names, nil)
+	for _, err := range []error{rerr, oerr, TurnOff(none, names, nil)} {
 		if !errors.Is(err, failed) {
 			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// What Linux changes along with what is turned on and off is as it was before, as far as that is known.
+func TestAlong(t *testing.T) {
+	t.Parallel()
+	for _, known := range []bool{true, false} {
+		s := off(t)
+		s.ip("link add a0 type veth peer name b0", "link add a1 type veth peer name b1")
+		one := []string{"ipv4/conf/a0/forwarding", "ipv6/conf/a0/forwarding", "ipv4/conf/b0/forwarding", "ipv6/conf/default/forwarding"}
+		for _, name := range one {
+			s.sysctl(name, "1")
+		}
+		s.sysctl("ipv4/conf/all/accept_redirects", "0")
+		all := append([]string{"ipv4/conf/all/accept_redirects", "ipv4/conf/a1/forwarding", "ipv6/conf/b0/forwarding", "ipv4/conf/default/forwarding"}, one...)
+		values := func() (vs []string) {
+			for _, name := range all {
+				vs = append(vs, name+" "+s.read(name))
+			}
+			return vs
+		}
+		want := values()
+		var before Before
+		if known {
+			before = Before{}
+		}
+		_, err := TurnOn(s.do, names, before)
+		must(t, err)
+		s.ip("link del a1") // one that is gone is left out
+		s.ip("link add a1 type veth peer name b1")
+		must(t, TurnOff(s.do, names, before))
+		got := values()
+		if !known { // but for redirects, nothing
+			for _, name := range one {
+				want[slices.Index(all, name)] = name + " 0"
+			}
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("known %t: %s", known, d)
+		}
+	}
+
+	// What somebody turned off meanwhile stays off, and redirects are what they were where they were accepted.
+	s := off(t)
+	s.ip("link add a0 type veth peer name b0")
+	s.sysctl("ipv4/conf/a0/forwarding", "1")
+	before := Before{}
+	_, err := TurnOn(s.do, names, before)
+	must(t, err)
+	if s.read("ipv4/conf/all/accept_redirects") != "0" {
+		t.Error("a router that accepts redirects")
+	}
+	s.sysctl("ipv4/conf/a0/forwarding", "0")
+	must(t, TurnOff(s.do, names, before))
+	if a, r := s.read("ipv4/conf/a0/forwarding"), s.read("ipv4/conf/all/accept_redirects"); a != "0" || r != "1" {
+		t.Errorf("got %s, %s", a, r)
+	}
+	must(t, ForwardFrom(s.do, "a0"))
+	if got := s.read("ipv4/conf/a0/forwarding"); got != "1" {
+		t.Errorf("got %s", got)
+	}
+	if err := ForwardFrom(s.do, "none.1"); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "net.ipv4.conf.none/1.forwarding") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Whether there is a module is known from lists, or not.
+func TestLoaded(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		return filepath.Join(dir, name)
+	}
+	none := filepath.Join(dir, "none")
+	with, without := file("with", "veth 1 0\nnf_tables 2 1 -\n"), file("without", "veth 1 0\nnf_tables_x 2 1 -\n")
+	built, not := file("built", "kernel/net/netfilter/nf_tables.ko\n"), file("not", "kernel/net/netfilter/x.ko\n")
+	for _, c := range []struct {
+		modules, builtin string
+		want             bool
+	}{{with, not, true}, {without, not, false}, {without, built, true}, {without, none, true}, {none, not, true}} {
+		if got := loaded(c.modules, c.builtin); got != c.want {
+			t.Errorf("%+v: got %t", c, got)
+		}
+	}
+	if need(t); !Loaded() {
+		newSpace(t).open()
+		if !Loaded() {
+			t.Error("not loaded though it is used")
 		}
 	}
 }
@@ -121,11 +212,11 @@ func TestReadOnly(t *testing.T) {
 		if err != nil || !f.IPv4 || !slices.Equal(f.Off, []string{ForwardIPv6}) {
 			t.Errorf("got %+v, %v", f, err)
 		}
-		turned, err := TurnOn(do, names)
+		turned, err := TurnOn(do, names, nil)
 		if turned != nil || !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "sysctl net.ipv6.conf.all.forwarding: ") || !strings.Contains(err.Error(), "--sysctl net.ipv6.conf.all.forwarding=1") || strings.Contains(err.Error(), ForwardIPv4) {
 			t.Errorf("turned on %q, %v", turned, err)
 		}
-		if err := TurnOff(do, names); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "--sysctl net.ipv4.ip_forward=0") {
+		if err := TurnOff(do, names, nil); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "--sysctl net.ipv4.ip_forward=0") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -142,18 +233,18 @@ func TestMissing(t *testing.T) {
 		if err != nil || f.IPv4 || f.IPv6 || !slices.Equal(f.Off, []string{ForwardIPv4}) {
 			t.Errorf("got %+v, %v", f, err)
 		}
-		turned, err := TurnOn(do, names)
+		turned, err := TurnOn(do, names, nil)
 		if err != nil || !slices.Equal(turned, []string{ForwardIPv4}) {
 			t.Errorf("turned on %q, %v", turned, err)
 		}
-		if err := TurnOff(do, names); err != nil {
+		if err := TurnOff(do, names, nil); err != nil {
 			t.Error(err)
 		}
 	})
 	s.mounted(func() error { return unix.Mount(empty, "/proc/sys", "", unix.MS_BIND, "") }, func(do func(func() error) error) {
 		_, rerr := ReadForwarding(do)
-		_, oerr := TurnOn(do, names)
-		for _, err := range []error{rerr, oerr, TurnOff(do, names)} {
+		_, oerr := TurnOn(do, names, nil)
+		for _, err := range []error{rerr, oerr, TurnOff(do, names, nil)} {
 			if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "net.ipv4.ip_forward") {
 				t.Errorf("got %v", err)
 			}
@@ -174,7 +265,7 @@ func TestNotRoot(t *testing.T) {
 		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
 			return errno
 		}
-		turned, err := TurnOn(nil, []string{ForwardIPv4})
+		turned, err := TurnOn(nil, []string{ForwardIPv4}, nil)
 		if turned != nil || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "net.ipv4.ip_forward=1") {
 			t.Errorf("turned on %q, %v", turned, err)
 		}
@@ -215,12 +306,12 @@ func TestAdvertised(t *testing.T) {
 	if f := s.forwarding(); !errors.As(f.Notice, &a) || !slices.Equal(a.Interfaces, []string{"eth0", "eth1.5"}) {
 		t.Fatalf("got %+v", f)
 	}
-	_, err := TurnOn(s.do, []string{ForwardIPv4})
+	_, err := TurnOn(s.do, []string{ForwardIPv4}, nil)
 	must(t, err)
 	if !errors.As(s.forwarding().Notice, &a) {
 		t.Error("IPv6 is still off, and nothing is said of it")
 	}
-	_, err = TurnOn(s.do, []string{ForwardIPv6})
+	_, err = TurnOn(s.do, []string{ForwardIPv6}, nil)
 	must(t, err)
 	s.forwards(true, true)
 	if has("eth0") || has("eth1.5") || !has("eth2") || !has("eth3") {

@@ -83,12 +83,15 @@ func (e *ForeignError) Error() string {
 }
 
 // tableName is the name of the table of a mesh.
-func tableName(iface string) string { return "warren-" + iface }
+func tableName(iface string) string { return tablePrefix + iface }
 
 // maxComment is how many bytes of a comment nft takes: with a longer one, a table could not be restored.
 const maxComment = 128
 
-const turnedOn = "; turned on: "
+const (
+	tablePrefix = "warren-"
+	turnedOn    = "; turned on: "
+)
 
 // comment is that of a table.
 func comment(owner string, turned []string) string {
@@ -106,6 +109,15 @@ func parseComment(owner, s string) (turned []string, ok bool) {
 	}
 	rest, ok = strings.CutPrefix(rest, turnedOn)
 	return sorted(strings.Fields(rest)), ok
+}
+
+// commentNoted returns what a table of any mesh has in mind as turned on, given its name and comment.
+func commentNoted(name, comment string) []string {
+	owner, list, ok := strings.Cut(comment, turnedOn)
+	if iface, mesh := strings.CutPrefix(name, tablePrefix); !ok || !mesh || !strings.Contains(owner, iface) {
+		return nil
+	}
+	return strings.Fields(list)
 }
 
 // checked returns r in its canonical form, or what is wrong with it.

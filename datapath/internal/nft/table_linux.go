@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,7 @@ type Table struct {
 	mu      sync.Mutex // one after the other
 	c       *conn
 	again   int    // what was read or decided again, for tests
+	whole   int    // lists of the rules of all tables, for tests
 	between func() // is called before each list, for tests
 }
 
@@ -110,7 +112,7 @@ func (t *Table) wrap(err error) error {
 }
 
 func (t *Table) set(ctx context.Context, r Rules) error {
-	for range interrupted {
+	for begun := time.Now(); time.Since(begun) < patience; {
 		f, err := t.find(ctx)
 		if err != nil {
 			return err
@@ -136,7 +138,7 @@ func (t *Table) set(ctx context.Context, r Rules) error {
 			return err
 		}
 	}
-	return fmt.Errorf("the rules of the host changed before it was written, %d times in a row: %w", interrupted, unix.EAGAIN)
+	return fmt.Errorf("the rules of the host changed before it was written, again and again for %v: %w", patience, unix.EAGAIN)
 }
 
 // change is one request of a transaction.
@@ -196,7 +198,7 @@ func (t *Table) changes(there bool, r Rules) (cs []change, err error) {
 
 // find reads the table, again where anybody changed any meanwhile.
 func (t *Table) find(ctx context.Context) (found, error) {
-	for range interrupted {
+	for begun := time.Now(); time.Since(begun) < patience; {
 		before, err := t.c.generation(ctx)
 		if err != nil {
 			return found{}, err
@@ -214,7 +216,7 @@ func (t *Table) find(ctx context.Context) (found, error) {
 		}
 		t.again++
 	}
-	return found{}, fmt.Errorf("the rules of the host changed while they were read, %d times in a row: %w", interrupted, unix.EAGAIN)
+	return found{}, fmt.Errorf("the rules of the host changed while they were read, again and again for %v: %w", patience, unix.EAGAIN)
 }
 
 // seen is what is in a table, whoever's.
@@ -225,47 +227,115 @@ type seen struct {
 	more   bool // sets, objects or flow tables
 }
 
-// look reads the table; clean is false where that is not all from one generation. What is in it is listed and
-// not counted by NFTA_TABLE_USE: that counts what a transaction is about to change, too. Chains and rules are listed
-// of all tables: while a table is being replaced, Linux lists by its name the rules of the former one, of which
-// there are none any more (nf_tables_dump_rules in net/netfilter/nf_tables_api.c).
+// look reads the table; clean is false where that is not all from one generation. What others have in tables of
+// their own is not listed, since that may be a lot.
 func (t *Table) look(ctx context.Context) (s seen, clean bool, err error) {
 	if s.table, err = t.table(ctx); s.table == nil {
 		return s, true, err
 	}
-	s.chains = make(map[string]attrs)
-	for _, typ := range []uint16{unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETRULE, unix.NFT_MSG_GETSET, unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
-		r := newRequest(typ, 0)
-		if typ != unix.NFT_MSG_GETCHAIN && typ != unix.NFT_MSG_GETRULE {
-			r = r.text(ofTable, t.name)
-		}
-		t.between()
-		ms, clean, err := t.c.list(ctx, r)
-		if errors.Is(err, unix.ENOENT) { // the table is gone
-			return s, false, nil
-		}
+	if s.chains, clean, err = t.chains(ctx, s.table); err != nil || !clean {
+		return s, false, err
+	}
+	rules, clean, err := t.rules(ctx, s.chains)
+	if err != nil || !clean {
+		return s, false, err
+	}
+	for _, as := range rules {
+		_, compat := as[unix.NFTA_RULE_COMPAT]
+		s.rules = append(s.rules, rule{as.text(unix.NFTA_RULE_CHAIN), as[unix.NFTA_RULE_EXPRESSIONS], compat || len(as[unix.NFTA_RULE_USERDATA]) > 0})
+	}
+	for _, typ := range []uint16{unix.NFT_MSG_GETSET, unix.NFT_MSG_GETOBJ, unix.NFT_MSG_GETFLOWTABLE} {
+		more, clean, err := t.list(ctx, newRequest(typ, 0).text(ofTable, t.name))
 		if err != nil || !clean {
 			return s, false, err
 		}
-		for _, m := range ms {
-			as := m.object()
-			if as.text(ofTable) != t.name {
-				continue
-			}
-			switch typ {
-			case unix.NFT_MSG_GETCHAIN:
-				s.chains[as.text(unix.NFTA_CHAIN_NAME)] = as
-			case unix.NFT_MSG_GETRULE:
-				_, compat := as[unix.NFTA_RULE_COMPAT]
-				s.rules = append(s.rules, rule{as.text(unix.NFTA_RULE_CHAIN), as[unix.NFTA_RULE_EXPRESSIONS], compat || len(as[unix.NFTA_RULE_USERDATA]) > 0})
-			default:
-				s.more = true
-			}
-		}
+		s.more = s.more || len(more) > 0
 	}
 	// Linux has a new number shortly before it has the new rules.
 	now, err := t.table(ctx)
 	return s, bytes.Equal(now[tableHandle], s.table[tableHandle]), err
+}
+
+// list lists what is in our table; clean is false where that was disturbed, or the table is gone.
+func (t *Table) list(ctx context.Context, r request) (list []attrs, clean bool, err error) {
+	t.between()
+	ms, clean, err := t.c.list(ctx, r)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, false, nil
+	}
+	for _, m := range ms {
+		if as := m.object(); as.text(ofTable) == t.name {
+			list = append(list, as)
+		}
+	}
+	return list, clean, err
+}
+
+// chains returns the chains of the table. Linux lists those of all tables only: ours are asked for one by one, and a
+// list is for where the table has more in it than these.
+func (t *Table) chains(ctx context.Context, table attrs) (cs map[string]attrs, clean bool, err error) {
+	t.between()
+	cs = make(map[string]attrs)
+	for _, ch := range chains {
+		m, err := t.c.get(ctx, newRequest(unix.NFT_MSG_GETCHAIN, 0).text(unix.NFTA_CHAIN_TABLE, t.name).text(unix.NFTA_CHAIN_NAME, ch.name))
+		switch {
+		case errors.Is(err, unix.ENOENT):
+		case err != nil:
+			return nil, false, err
+		default:
+			cs[ch.name] = m.object()
+		}
+	}
+	if int(table.u32(unix.NFTA_TABLE_USE)) == len(cs) {
+		return cs, true, nil
+	}
+	list, clean, err := t.list(ctx, newRequest(unix.NFT_MSG_GETCHAIN, 0))
+	cs = make(map[string]attrs)
+	for _, as := range list {
+		cs[as.text(unix.NFTA_CHAIN_NAME)] = as
+	}
+	return cs, clean, err
+}
+
+// rules returns the rules of the table. While it is being replaced, Linux lists by its name those of the former one,
+// of which there are none any more (nf_tables_dump_rules in net/netfilter/nf_tables_api.c). So where none are listed of
+// chains that are in use, they are looked for among those of all tables.
+func (t *Table) rules(ctx context.Context, cs map[string]attrs) (list []attrs, clean bool, err error) {
+	list, clean, err = t.list(ctx, newRequest(unix.NFT_MSG_GETRULE, 0).text(unix.NFTA_RULE_TABLE, t.name))
+	if err != nil || !clean || len(list) > 0 {
+		return list, clean, err
+	}
+	for _, as := range cs {
+		if as.u32(unix.NFTA_CHAIN_USE) > 0 {
+			t.whole++
+			return t.list(ctx, newRequest(unix.NFT_MSG_GETRULE, 0))
+		}
+	}
+	return nil, true, nil
+}
+
+// Noted returns the sysctls that tables of other meshes have in mind as turned on, sorted. Such a table has a name and
+// a comment of the form of ours.
+func (t *Table) Noted(ctx context.Context) (sysctls []string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for begun := time.Now(); time.Since(begun) < patience; t.again++ {
+		ms, clean, err := t.c.list(ctx, newRequest(unix.NFT_MSG_GETTABLE, 0))
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return nil, fmt.Errorf("nftables tables of other meshes: %w", err)
+		}
+		if !clean {
+			continue
+		}
+		for _, m := range ms {
+			as := m.object()
+			if name := as.text(unix.NFTA_TABLE_NAME); name != t.name {
+				sysctls = append(sysctls, commentNoted(name, commentOf(as[tableUserdata]))...)
+			}
+		}
+		return sorted(sysctls), nil
+	}
+	return nil, fmt.Errorf("nftables tables of other meshes: they changed while they were read, again and again for %v: %w", patience, unix.EAGAIN)
 }
 
 // table returns the table of our name; nil: there is none.

@@ -20,6 +20,8 @@ func (*Table) Read(context.Context) (Rules, bool, error) { return Rules{}, false
 
 func (*Table) Set(context.Context, Rules) error { return errHere }
 
+func (*Table) Noted(context.Context) ([]string, error) { return nil, errHere }
+
 func (*Table) Changed() <-chan struct{} { return nil }
 
 func (*Table) Close() error { return nil }
@@ -28,7 +30,13 @@ func (*Table) Close() error { return nil }
 func ReadForwarding(func(func() error) error) (Forwarding, error) { return Forwarding{}, errHere }
 
 // TurnOn returns an error that is errors.ErrUnsupported.
-func TurnOn(func(func() error) error, []string) ([]string, error) { return nil, errHere }
+func TurnOn(func(func() error) error, []string, Before) ([]string, error) { return nil, errHere }
 
 // TurnOff returns an error that is errors.ErrUnsupported.
-func TurnOff(func(func() error) error, []string) error { return errHere }
+func TurnOff(func(func() error) error, []string, Before) error { return errHere }
+
+// ForwardFrom returns an error that is errors.ErrUnsupported.
+func ForwardFrom(func(func() error) error, string) error { return errHere }
+
+// Loaded reports that there are no tables.
+func Loaded() bool { return false }

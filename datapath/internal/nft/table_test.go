@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -235,7 +236,7 @@ func TestConcurrent(t *testing.T) {
 			t.Fatalf("does this test anything? read %v, %d again", seen, tb.again)
 		}
 	}
-	t.Logf("read %v; %d times again", seen, tb.again)
+	t.Logf("read %v; %d times again, and %d times the rules of all tables", seen, tb.again, tb.whole)
 }
 
 // Nor is what somebody does inside the table read in parts: here a rule goes as a chain comes.
@@ -270,9 +271,87 @@ func TestInside(t *testing.T) {
 	if _, _, err := tb.Read(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
+	begun := time.Now()
+	if _, _, err := tb.Read(t.Context()); !errors.Is(err, unix.EAGAIN) || time.Since(begun) > 5*patience {
+		t.Errorf("got %v after %v", err, time.Since(begun))
+	}
 	tb.between = func() {}
 	s.set(tb, both)
 	s.is(tb, both, true)
+}
+
+// What others have in tables of their own is not listed, however much; but where Linux lists the rules of a table that is
+// being replaced, which are none.
+func TestBeside(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	tb, c := s.open(), s.other()
+	s.set(tb, some)
+	c.AddTable(table("firewall"))
+	ch := c.AddChain(&nftables.Chain{Table: table("firewall"), Name: "c"})
+	for range 50 {
+		c.AddRule(&nftables.Rule{Table: table("firewall"), Chain: ch})
+	}
+	must(t, c.Flush())
+	listed := 0
+	tb.between = func() { listed++ }
+	s.is(tb, some, true)
+	if tb.whole != 0 || listed != 5 {
+		t.Errorf("%d lists, and %d of all rules", listed, tb.whole)
+	}
+
+	// A chain that is in use without a rule is as one that is being replaced.
+	c.AddChain(&nftables.Chain{Table: ourTable, Name: "empty"})
+	must(t, c.Flush())
+	none, clean, err := tb.rules(t.Context(), map[string]attrs{"forward": {unix.NFTA_CHAIN_USE: be.AppendUint32(nil, 1)}})
+	if err != nil || !clean || len(none) == 0 || tb.whole != 0 {
+		t.Errorf("got %d rules, %t, %v, and %d lists of all", len(none), clean, err, tb.whole)
+	}
+	s.is(tb, some, false)
+	s.set(tb, some)
+	c.FlushTable(ourTable)
+	must(t, c.Flush())
+	list, clean, err := tb.rules(t.Context(), map[string]attrs{"forward": {unix.NFTA_CHAIN_USE: be.AppendUint32(nil, 1)}})
+	if err != nil || !clean || len(list) != 0 || tb.whole != 1 {
+		t.Errorf("got %d rules, %t, %v, and %d lists of all", len(list), clean, err, tb.whole)
+	}
+}
+
+// What other meshes have in mind is told from what is not theirs, or ours.
+func TestNoted(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	tb, c := s.open(), s.other()
+	noted := func(want ...string) {
+		t.Helper()
+		if got, err := tb.Noted(t.Context()); err != nil || !slices.Equal(got, want) {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+	}
+	s.set(tb, some)
+	c.AddTable(table("firewall"))
+	must(t, c.Flush())
+	noted()
+	other, err := Open(Options{Interface: "mesh1", Owner: "warren:mesh1", Do: s.do})
+	must(t, err)
+	defer other.Close()
+	s.set(other, Rules{ClampMTU: 1280})
+	noted()
+	s.set(other, Rules{Turned: []string{ForwardIPv4}})
+	noted(ForwardIPv4)
+	third, err := Open(Options{Interface: "mesh2", Owner: "warren:mesh2", Do: s.do})
+	must(t, err)
+	defer third.Close()
+	s.set(third, Rules{Turned: names})
+	noted(names...)
+	s.set(other, Rules{})
+	s.set(third, Rules{})
+	noted()
+	for name, comment := range map[string]string{"firewall": "warren:mesh1; turned on: x", "warren-mesh1": "warren:mesh2; turned on: x", "warren-mesh2": "turned on: x"} {
+		if got := commentNoted(name, comment); got != nil {
+			t.Errorf("%s, %q: got %q", name, comment, got)
+		}
+	}
 }
 
 // Nothing is done where the time is up, and what is late is told from what is asked for next.
@@ -282,7 +361,7 @@ func TestContext(t *testing.T) {
 	tb := s.open()
 	long := some // so that its list comes in pieces
 	var ps []netip.Prefix
-	for i := range 1000 {
+	for i := range 3000 {
 		ps = append(ps, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
 	}
 	long.SNAT = long.SNAT.With(ps...)

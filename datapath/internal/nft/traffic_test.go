@@ -65,7 +65,7 @@ func newNetwork(t *testing.T) *network {
 			s.sysctl(name+"/accept_redirects", "0")
 		}
 	}
-	must(t, func() error { _, err := TurnOn(n.router.do, names); return err }())
+	must(t, func() error { _, err := TurnOn(n.router.do, names, nil); return err }())
 	n.table = n.router.open()
 	for _, s := range []*space{n.one, n.two, n.server} {
 		s.sysctl("ipv4/tcp_timestamps", "0") // they would take room in segments

@@ -305,3 +305,19 @@ func TestTwoMeshes(t *testing.T) {
 		}
 	})
 }
+
+// The operator does what the condition says, and it is over: the whole way through a mesh.
+func TestForeignTable(t *testing.T) {
+	nettest.NeedProgram(t, "nft")
+	x := newWorld(t)
+	x.a.Sysctl("net/ipv4/ip_forward", "1")
+	if _, err := x.a.Run("nft", "add", "table", "inet", "warren-"+iface); err != nil {
+		t.Fatal(err)
+	}
+	a := join(t, memory.New(), "a", aTUN.datapath(t, x.a, options{}), []string{"198.18.0.2:0"}, []string{"10.80.0.1"}, nil)
+	a.view(t, "it is said", func(v mesh.View) bool { return strings.Contains(conditions(v, view.HostProblem), "nft delete table") })
+	if _, err := x.a.Run("nft", "delete", "table", "inet", "warren-"+iface); err != nil {
+		t.Fatal(err)
+	}
+	a.view(t, "it is over", func(v mesh.View) bool { return conditions(v, view.HostProblem) == "" })
+}
