@@ -45,10 +45,10 @@ func TestUnderlayBelowAMesh(t *testing.T) {
 		under int
 		mtu   int
 	}{
-		{"unmarked, with the same interface name", tun.Options{}, 0, 1420, 1340},
+		{"marked as all are, with the same interface name", tun.Options{}, 0, 1500, 1420},
 		{"marked by policy", tun.Options{Interface: "pod0", Routing: tun.RoutingPolicy}, 0, 1500, 1420},
 		{"marked by its options", tun.Options{Interface: "pod0", Routing: tun.RoutingPolicy, Mark: 0x77}, 0, 1420, 1340},
-		{"marked as asked for", tun.Options{}, 0x50, 1500, 1420},
+		{"marked as asked for", tun.Options{}, 0x150, 1500, 1420},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.Namespace, c.o.UnderlayNamespace = nettest.NewSpace(t).Path, x.a.Path
@@ -63,9 +63,9 @@ func TestUnderlayBelowAMesh(t *testing.T) {
 			}
 			is("new", c.under, c.mtu)
 			if c.mark == 0 && c.o.Routing == tun.RoutingMain {
-				pod.Want.Device.Mark = 0x50
+				pod.Want.Device.Mark = 0x100
 				pod.Sync()
-				is("with another mark", 1500, 1420)
+				is("with another mark", 1420, 1340)
 			}
 		})
 	}
