@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
 
+	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/netstack"
 )
 
@@ -103,4 +107,27 @@ func TestLossInBursts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d MiB in %v, of %d packets %d were lost", size>>20, time.Since(begun).Round(time.Millisecond), q.sent, q.lost)
+}
+
+// unreachable is a Bind of a host that has no way to anybody.
+type unreachable struct{ conn.Bind }
+
+func (unreachable) Send([][]byte, conn.Endpoint) error {
+	return os.NewSyscallError("sendto", syscall.ENETUNREACH)
+}
+
+// What cannot be sent counts as an attempt at a handshake: whoever has other endpoints to try is not left waiting.
+func TestAttemptsAreCounted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "n", netstack.Options{Bind: func() conn.Bind { return unreachable{conn.NewDefaultBind()} }}, "10.0.0.1")
+	other := newKey(t).Public()
+	n.apply(datapath.PutPeer{Key: other, Peer: datapath.Peer{Endpoint: netip.MustParseAddrPort("192.0.2.1:9"), Prefixes: set("10.0.0.2")}})
+	const initiation = 148
+	for end := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
+		if st := n.read().Stats[other]; st.Sent >= initiation && st.LastHandshake.IsZero() {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("of a peer that was greeted in vain: %+v", st)
+		}
+	}
 }
