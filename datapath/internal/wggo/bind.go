@@ -26,6 +26,7 @@ type bind struct {
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
 	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
+	failed  func(to string, err error)               // that an initiation could not be sent
 
 	six atomic.Pointer[conn.Bind] // what sends over IPv6; nil: Bind
 
@@ -195,14 +196,27 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 // where the pieces do not fit the underlay, while alone each would be sent, in fragments. So they are sent
 // one by one. Those that were sent before are then sent twice, and the second is dropped where it arrives.
 //
-// An endpoint remembers the local address it was last heard at; where that is gone from the host, sending
-// from it fails, and the packet goes out from whichever address the host takes.
+// An initiation that cannot be sent, as the host has no way to its endpoint, counts as an attempt nonetheless
+// (datapath.Stats), which wireguard-go has it be only where no error is returned: whoever waits for the answer has to
+// learn that none comes.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
-	if len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation {
+	initiation := len(bufs) == 1 && len(bufs[0]) == device.MessageInitiationSize && binary.LittleEndian.Uint32(bufs[0]) == handshakeInitiation
+	if initiation {
 		if to, err := netip.ParseAddrPort(ep.DstToString()); err == nil && b.yields(to, bufs[0]) {
 			return nil
 		}
 	}
+	err := b.fromAnywhere(bufs, ep)
+	if err != nil && initiation && !errors.Is(err, net.ErrClosed) {
+		b.failed(ep.DstToString(), err)
+		return nil
+	}
+	return err
+}
+
+// fromAnywhere sends to ep. An endpoint remembers the local address it was last heard at; where that is gone from
+// the host, sending from it fails, and the packet goes out from whichever address the host takes.
+func (b *bind) fromAnywhere(bufs [][]byte, ep conn.Endpoint) error {
 	err := b.send(bufs, ep)
 	if err == nil || errors.As(err, new(conn.ErrUDPGSODisabled)) || errors.Is(err, net.ErrClosed) || !ep.SrcIP().IsValid() {
 		return err

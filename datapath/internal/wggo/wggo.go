@@ -249,6 +249,9 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 	w.bind = &bind{
 		Bind: inner(), watch: &n.watch, do: n.o.Do,
 		meant: w.mac1.CheckMAC1, crosses: n.crosses, answers: n.answers, yields: n.yields,
+		failed: func(to string, err error) {
+			n.o.Logger.Debug("a handshake initiation could not be sent", "endpoint", to, "reason", err)
+		},
 	}
 	w.Device = device.NewDevice(t, w.bind, n.logger())
 	mark := d.Mark
