@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -61,12 +62,12 @@ func need(t testing.TB, name string) {
 	}
 }
 
-// open returns an Auto of one datapath, with its sockets in a namespace.
+// open returns an Auto of one datapath, in a namespace. netstack's sockets are where its device is made.
 func open(t testing.TB, s *nettest.Space, name string, change ...func(*Options)) *Auto {
 	t.Helper()
 	o := Options{Try: []string{name}, Namespace: s.Path, Socket: t.TempDir(), Logger: nettest.Logger()}
 	if name == Netstack {
-		o.Namespace, o.Bind = "", s.Bind
+		o.Namespace = ""
 	}
 	for _, f := range change {
 		f(&o)
@@ -317,6 +318,7 @@ func TestLeftByAnother(t *testing.T) {
 
 // Each passes the suite as an Auto: the kernel's in a VM, the others where they are faster.
 func TestSuite(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{Kernel, TUN, Netstack} {
 		t.Run(name, func(t *testing.T) {
 			if nettest.InVM() && name != Kernel {
@@ -337,7 +339,16 @@ func harness(name string) datapathtest.Harness {
 			last.Out()
 			return open(t, last, name)
 		},
-		Occupy: func(_ testing.TB, port uint16) func() { return last.Occupy(port) },
+		Occupy: func(t testing.TB, port uint16) func() {
+			if name != Netstack {
+				return last.Occupy(port)
+			}
+			c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(port)}) // its sockets are where this program is
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { c.Close() }
+		},
 		Checks: 5, // they are about the datapath itself, which has its own tests
 		Lacks:  []datapathtest.Lack{datapathtest.Outsider},
 	}

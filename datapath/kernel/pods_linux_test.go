@@ -2,10 +2,8 @@ package kernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -63,16 +61,7 @@ func newHosts(t testing.TB, n int, sources Sources) []*machine {
 		h.space.Bridge("cni0", h.bridge4().String()+"/24", h.bridge6().String()+"/64")
 		nettest.Join(nettest.End{Space: h.space.Space, Name: "pod0", Bridge: "cni0"},
 			nettest.End{Space: h.pod.Space, Name: "eth0", Addrs: []string{h.pod4().String() + "/24", h.pod6().String() + "/64"}})
-		h.pod.Must(func() error {
-			l, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			_, all4, _ := net.ParseCIDR("0.0.0.0/0")
-			_, all6, _ := net.ParseCIDR("::/0")
-			return errors.Join(netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: all4, Gw: h.bridge4().AsSlice()}),
-				netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: all6, Gw: h.bridge6().AsSlice()}))
-		})
+		h.pod.Gateway("eth0", h.bridge4(), h.bridge6())
 		h.k = h.space.kernel(t, func(o *Options) { o.Sources = sources })
 		var err error
 		h.mesh, err = mesh.New(mesh.Config{

@@ -36,6 +36,18 @@ func TestExchange(t *testing.T) {
 		Exchange(t, addr, 1<<20, b, a, addr)
 		Echo(t, addr, b, a, addr, 1, 1400, 9000, 40000)
 	}
+	f := NewFlow(t, b, a, Wire6B, time.Millisecond)
+	time.Sleep(20 * time.Millisecond)
+	if said, err := f.End(); err != nil {
+		t.Error(err)
+	} else {
+		t.Log(said)
+	}
+	f = NewFlow(t, b, spoilt{a}, Wire4B, time.Millisecond)
+	time.Sleep(20 * time.Millisecond)
+	if said, err := f.End(); err == nil {
+		t.Errorf("with a byte changed on the way: %s", said)
+	}
 	if _, err := TryExchange(1<<10, b, spoilt{a}, Wire4B); !errors.Is(err, errHashes) {
 		t.Errorf("with a byte changed on the way: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net"
 	"sync"
@@ -136,6 +137,99 @@ func TryExchange(size int, server, client Sockets, addr string) (said string, er
 	return fmt.Sprintf("connected in %v, %d KiB each way in %v, hashes equal", connected.Round(time.Millisecond), size>>10, time.Since(begun).Round(time.Millisecond)), nil
 }
 
+// Flow is a TCP connection that carries random bytes both ways, evenly, for as long as it is left to.
+type Flow struct {
+	begun time.Time
+	stop  chan struct{}
+	ends  [2]*flowEnd
+	wg    sync.WaitGroup
+}
+
+type flowEnd struct {
+	net.Conn
+	sent, got hash.Hash
+	bytes     int // sent
+	errs      [2]error
+}
+
+// flowChunk is how many bytes of a Flow go at once. The first says whether more come.
+const flowChunk = 16 << 10
+
+// NewFlow begins a Flow to an address of server, which ends with the test. Every so often 16 KiB go either way.
+func NewFlow(t testing.TB, server, client Sockets, addr string, every time.Duration) *Flow {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), exchangeTimeout)
+	defer cancel()
+	l, err := server.Listen("tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	here, err := client.DialContext(ctx, "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { here.Close() })
+	there, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { there.Close() })
+	f := &Flow{begun: time.Now(), stop: make(chan struct{})}
+	for i, c := range []net.Conn{here, there} {
+		_ = c.SetDeadline(time.Now().Add(exchangeTimeout))
+		e := &flowEnd{Conn: c, sent: sha256.New(), got: sha256.New()}
+		f.ends[i] = e
+		f.wg.Go(func() { e.errs[0] = e.send(f.stop, every) })
+		f.wg.Go(func() { e.errs[1] = e.receive() })
+	}
+	return f
+}
+
+func (e *flowEnd) send(stop <-chan struct{}, every time.Duration) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	b := make([]byte, flowChunk)
+	for b[0] = 1; b[0] == 1; e.bytes += len(b) {
+		rand.Read(b[1:])
+		select {
+		case <-stop:
+			b[0] = 0
+		case <-tick.C:
+		}
+		e.sent.Write(b)
+		if _, err := e.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *flowEnd) receive() error {
+	b := make([]byte, flowChunk)
+	for b[0] = 1; b[0] == 1; {
+		if _, err := io.ReadFull(e, b); err != nil {
+			return err
+		}
+		e.got.Write(b)
+	}
+	return nil
+}
+
+// End ends the Flow once all has arrived that was sent, and compares hashes.
+func (f *Flow) End() (said string, err error) {
+	close(f.stop)
+	f.wg.Wait()
+	a, b := f.ends[0], f.ends[1]
+	if err := errors.Join(a.errs[0], a.errs[1], b.errs[0], b.errs[1]); err != nil {
+		return "", err
+	}
+	if !bytes.Equal(a.sent.Sum(nil), b.got.Sum(nil)) || !bytes.Equal(b.sent.Sum(nil), a.got.Sum(nil)) {
+		return "", errHashes
+	}
+	return fmt.Sprintf("%d and %d KiB in %v, hashes equal", a.bytes>>10, b.bytes>>10, time.Since(f.begun).Round(time.Millisecond)), nil
+}
+
 // Echo has datagrams of some sizes, the largest of which do not fit a packet, go to an address of server and
 // back. Each may be lost now and then, as datagrams may.
 func Echo(t testing.TB, what string, server, client Sockets, addr string, sizes ...int) {
@@ -193,12 +287,15 @@ type Stream struct {
 	errs []error         // of sending
 }
 
-// pace is the time from one datagram of a Stream to the next.
-const pace = 2 * time.Millisecond
-
-// NewStream begins a Stream to an address of to, which ends with the test. It returns once the first datagram
-// has arrived.
+// NewStream begins a Stream to an address of to, which ends with the test: a datagram every 2 ms. It returns once
+// the first has arrived.
 func NewStream(t testing.TB, from, to Sockets, addr string) *Stream {
+	t.Helper()
+	return NewStreamEvery(t, from, to, addr, 2*time.Millisecond)
+}
+
+// NewStreamEvery is NewStream with another time from one datagram to the next.
+func NewStreamEvery(t testing.TB, from, to Sockets, addr string, every time.Duration) *Stream {
 	t.Helper()
 	s := &Stream{t: t, got: make(map[uint64]bool)}
 	in, err := to.ListenPacket("udp", net.JoinHostPort(addr, "0"))
@@ -230,7 +327,7 @@ func NewStream(t testing.TB, from, to Sockets, addr string) *Stream {
 		}
 	})
 	wg.Go(func() {
-		tick := time.NewTicker(pace)
+		tick := time.NewTicker(every)
 		defer tick.Stop()
 		var b [128]byte
 		for {
@@ -262,6 +359,9 @@ func NewStream(t testing.TB, from, to Sockets, addr string) *Stream {
 	return s
 }
 
+// Late is how long after it was sent a datagram may arrive that counts.
+const Late = 500 * time.Millisecond
+
 // During runs f, and none of the datagrams that are sent meanwhile may be lost.
 func (s *Stream) During(what string, f func() string) {
 	s.t.Helper()
@@ -278,12 +378,22 @@ func (s *Stream) During(what string, f func() string) {
 // Loses runs f and reports how many of the datagrams that were sent meanwhile were lost.
 func (s *Stream) Loses(what string, f func() string) (lost, sent uint64) {
 	s.t.Helper()
-	from := s.sent.Load()
+	from := s.Sent()
 	begun := time.Now()
 	said := f()
 	took := time.Since(begun)
-	upto := s.sent.Load()
-	time.Sleep(500 * time.Millisecond)
+	upto := s.Sent()
+	time.Sleep(Late)
+	lost = s.Lost(from, upto)
+	s.t.Logf("%s: %s in %v; %d datagrams, %d lost", what, said, took.Round(time.Millisecond), upto-from, lost)
+	return lost, upto - from
+}
+
+// Sent returns how many datagrams were sent so far. With Lost it serves several Streams at a time.
+func (s *Stream) Sent() uint64 { return s.sent.Load() }
+
+// Lost returns how many of the datagrams from one number up to another have not arrived.
+func (s *Stream) Lost(from, upto uint64) (lost uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := from; i < upto; i++ {
@@ -291,6 +401,5 @@ func (s *Stream) Loses(what string, f func() string) (lost, sent uint64) {
 			lost++
 		}
 	}
-	s.t.Logf("%s: %s in %v; %d datagrams, %d lost", what, said, took.Round(time.Millisecond), upto-from, lost)
-	return lost, upto - from
+	return lost
 }

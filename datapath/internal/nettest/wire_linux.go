@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,47 @@ func Join(a, b End) {
 			return up
 		})
 	}
+}
+
+// Neighbour has a namespace know for good that an address is at the other end of a link, so that it need not ask: IPv6
+// may take a second over that.
+func Neighbour(from, to End, addrs ...netip.Addr) {
+	from.Space.T.Helper()
+	var mac net.HardwareAddr
+	to.Space.Must(func() error {
+		l, err := netlink.LinkByName(to.Name)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	from.Space.Must(func() error {
+		l, err := netlink.LinkByName(from.Name)
+		for _, a := range addrs {
+			if err == nil {
+				err = netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac})
+			}
+		}
+		return err
+	})
+}
+
+// Gateway has all that the namespace knows no other way for go through a link, by way of these addresses.
+func (s *Space) Gateway(name string, via ...netip.Addr) {
+	s.T.Helper()
+	s.Must(func() error {
+		l, err := netlink.LinkByName(name)
+		for _, a := range via {
+			if err == nil {
+				none := netip.PrefixFrom(a, 0).Masked()
+				err = netlink.RouteAdd(&netlink.Route{
+					LinkIndex: l.Attrs().Index, Gw: a.AsSlice(),
+					Dst: &net.IPNet{IP: none.Addr().AsSlice(), Mask: net.CIDRMask(0, none.Addr().BitLen())},
+				})
+			}
+		}
+		return err
+	})
 }
 
 // Wire joins two namespaces, with an address of both families at either end.
