@@ -97,6 +97,7 @@ kernel:
 		$(MAKE) --no-print-directory vm KERNEL=$$k PACKAGE=./datapath/kernel VMFLAGS='-with ip,wg' || exit 1; \
 	done
 	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./datapath/internal/whole VMFLAGS='-with ip,wg'
+	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./datapath/auto VMFLAGS='-with ip,wg,wireguard-go' RUN=Mixed
 	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./datapath/kernel VMFLAGS='-append ipv6.disable=1' RUN=NoIPv6AtBoot
 	@$(MAKE) --no-print-directory vm KERNEL=6.12 PACKAGE=./examples/agent VMFLAGS= RUN=TestVM
 
