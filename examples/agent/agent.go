@@ -496,14 +496,14 @@ func keepState(c config.Config, now device) (others []device, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	s := stateFile{stateVersion, c.Mesh, was.Interfaces}
-	if now != (device{}) && !slices.Contains(s.Interfaces, now) {
-		s.Interfaces = append(s.Interfaces, now)
-	}
 	for _, d := range was.Interfaces {
-		if d != now {
+		if !d.same(now) {
 			others = append(others, d)
 		}
+	}
+	s := stateFile{stateVersion, c.Mesh, slices.Clone(others)}
+	if now != (device{}) {
+		s.Interfaces = append(s.Interfaces, now)
 	}
 	es, _ := os.ReadDir(c.State)
 	for _, e := range es {

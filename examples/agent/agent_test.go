@@ -42,7 +42,7 @@ func TestCarriers(t *testing.T) {
 			}
 		case name != "kernel" && name != "tun":
 			t.Errorf("%s: %v", name, err)
-		case !strings.Contains(err.Error(), "or have --datapath netstack") || strings.Contains(err.Error(), "\n"):
+		case !strings.Contains(err.Error(), "--datapath netstack") || strings.Contains(err.Error(), "\n"):
 			t.Errorf("%s: %v", name, err)
 		}
 	}

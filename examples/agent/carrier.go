@@ -130,5 +130,5 @@ func explain(asked, needs string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w; or have --datapath netstack, which needs no privilege", err)
 	}
-	return fmt.Errorf("%w; or have --datapath netstack, which needs nothing of the host", err)
+	return fmt.Errorf("%w; or have --datapath auto, which takes the best that works, or --datapath netstack, which needs nothing of the host", err)
 }

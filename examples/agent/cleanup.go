@@ -92,13 +92,17 @@ func cleanHost(ctx context.Context, c config.Config, configured bool) (lines []s
 	}
 	devices := slices.Clone(s.Interfaces)
 	named := c.Given("interface") || c.Given("netns") || c.Given("protocol")
-	if d := deviceOf(c); configured && (named || len(devices) == 0) && !slices.Contains(devices, d) {
+	if d := deviceOf(c); configured && (named || len(devices) == 0) && !slices.ContainsFunc(devices, d.same) {
 		devices = append(devices, d)
 	}
 	var errs []error
 	for _, d := range devices {
-		said, err := d.clean(ctx)
-		lines = append(lines, said...)
+		err := d.elsewhere()
+		if err == nil {
+			var said []string
+			said, err = d.clean(ctx)
+			lines = append(lines, said...)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%v: %w", d, err))
 		}

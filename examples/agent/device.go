@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/warren-mesh/warren/datapath/auto"
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
@@ -21,11 +22,38 @@ type device struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace,omitempty"` // path; empty: the agent's
 	Protocol  int    `json:"protocol"`            // that marks what is beside it
+	Own       string `json:"own,omitempty"`       // what tells the agent's namespace from others, where Namespace is empty
 }
 
 // deviceOf is the one that c names.
 func deviceOf(c config.Config) device {
-	return device{c.Interface, c.NetNS, cmp.Or(c.Protocol, config.DefaultProtocol)}
+	d := device{Name: c.Interface, Namespace: c.NetNS, Protocol: cmp.Or(c.Protocol, config.DefaultProtocol)}
+	if d.Namespace == "" {
+		d.Own = ownNamespace()
+	}
+	return d
+}
+
+// same reports whether d and e are one device, as far as can be told: an older note may lack where it was, and one from
+// before the host was started says nothing any more.
+func (d device) same(e device) bool {
+	return d.Name == e.Name && d.Namespace == e.Namespace && d.Protocol == e.Protocol && !apart(d.Own, e.Own)
+}
+
+// apart reports whether two values of device.Own are of two namespaces that there are at once.
+func apart(a, b string) bool {
+	bootA, _, _ := strings.Cut(a, " ")
+	bootB, _, _ := strings.Cut(b, " ")
+	return a != "" && bootA == bootB && a != b
+}
+
+// elsewhere reports that a device was made in another namespace than this process's: what is left of it is there.
+func (d device) elsewhere() error {
+	if !apart(d.Own, ownNamespace()) {
+		return nil
+	}
+	_, name, _ := strings.Cut(d.Own, " ")
+	return fmt.Errorf("it was made in another network namespace than this one, %s; run this there (ip netns exec, or nsenter --net); the note of it stays until then", name)
 }
 
 // UnmarshalJSON takes the name alone too, which is what agents noted that knew the kernel datapath only.

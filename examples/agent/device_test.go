@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/warren-mesh/warren/examples/agent/internal/config"
@@ -21,7 +22,9 @@ func TestStateFile(t *testing.T) {
 		}
 	}
 	c := config.Config{State: dir, Mesh: "warren", Node: "alpha"}
-	old, x := device{"warren0", "", 87}, device{"mesh-x", "/run/netns/blue", 88}
+	old, x := device{Name: "warren0", Protocol: 87}, device{Name: "mesh-x", Namespace: "/run/netns/blue", Protocol: 88}
+	here, away := old, old
+	here.Own, away.Own = "a net:[1]", "a net:[2]"
 	for _, test := range []struct {
 		name         string
 		text         string
@@ -32,7 +35,10 @@ func TestStateFile(t *testing.T) {
 		{"of names, and another", `{"version":1,"mesh":"warren","interfaces":["warren0"]}`, x, []device{old, x}, []device{old}},
 		{"none, and none now", `{"version":1,"mesh":"warren"}`, device{}, nil, nil},
 		{"one, and none now", `{"version":2,"mesh":"warren","interfaces":[{"name":"mesh-x","namespace":"/run/netns/blue","protocol":88}]}`, device{}, []device{x}, []device{x}},
-		{"the same name elsewhere", `{"version":2,"mesh":"warren","interfaces":[{"name":"mesh-x","protocol":88}]}`, x, []device{{"mesh-x", "", 88}, x}, []device{{"mesh-x", "", 88}}},
+		{"the same name elsewhere", `{"version":2,"mesh":"warren","interfaces":[{"name":"mesh-x","protocol":88}]}`, x, []device{{Name: "mesh-x", Protocol: 88}, x}, []device{{Name: "mesh-x", Protocol: 88}}},
+		{"without where it was", `{"version":2,"mesh":"warren","interfaces":[{"name":"warren0","protocol":87}]}`, here, []device{here}, nil},
+		{"before the host was started", `{"version":2,"mesh":"warren","interfaces":[{"name":"warren0","protocol":87,"own":"b net:[1]"}]}`, here, []device{here}, nil},
+		{"in another namespace", `{"version":2,"mesh":"warren","interfaces":[{"name":"warren0","protocol":87,"own":"a net:[2]"}]}`, here, []device{away, here}, []device{away}},
 		{"without a protocol", `{"version":2,"mesh":"warren","interfaces":[{"name":"warren0"}]}`, old, []device{old}, nil},
 	} {
 		write(test.text)
@@ -56,5 +62,26 @@ func TestStateFile(t *testing.T) {
 	b, err := json.Marshal(x)
 	if got := string(b); err != nil || got != `{"name":"mesh-x","namespace":"/run/netns/blue","protocol":88}` {
 		t.Errorf("written is %s, %v", got, err)
+	}
+}
+
+// What was made in another namespace is not cleaned away in this one, and not forgotten.
+func TestCleanElsewhere(t *testing.T) {
+	own := ownNamespace()
+	if own == "" {
+		t.Skip("this system tells no namespaces apart")
+	}
+	boot, _, _ := strings.Cut(own, " ")
+	dir := t.TempDir()
+	c := config.Config{State: dir, Mesh: "warren", Node: "alpha", Interface: "wt-elsewhere"}
+	away := device{Name: "wt-elsewhere", Protocol: 87, Own: boot + " net:[1]"}
+	if err := writeState(dir, stateFile{stateVersion, "warren", []device{away}}); err != nil {
+		t.Fatal(err)
+	}
+	if lines, err := cleanHost(t.Context(), c, true); err == nil || !strings.Contains(err.Error(), "another network namespace than this one, net:[1]") || len(lines) > 0 {
+		t.Errorf("got %q and %v", lines, err)
+	}
+	if s, err := readState(dir); err != nil || !slices.Equal(s.Interfaces, []device{away}) {
+		t.Errorf("it has %+v, %v", s, err)
 	}
 }

@@ -108,7 +108,7 @@ func TestStateInUse(t *testing.T) {
 // else can be done, and nothing is made.
 func TestKernelRefused(t *testing.T) {
 	anna := newProc(t, "anna", "memory")
-	refused(t, anna, exitFailed, "have --datapath netstack", append(slices.Clone(anna.args), "--datapath", "kernel", "--interface", "wrn-refused")...)
+	refused(t, anna, exitFailed, "or --datapath netstack", append(slices.Clone(anna.args), "--datapath", "kernel", "--interface", "wrn-refused")...)
 	if _, err := os.Stat(anna.state); err == nil {
 		t.Error("there is a state folder")
 	}

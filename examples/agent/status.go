@@ -110,7 +110,11 @@ func table(w io.Writer, s control.Status, now time.Time, wide bool) error {
 		published = "not published in its newest form yet"
 	}
 	ready := ""
-	if !s.Ready {
+	switch {
+	case s.Ready:
+	case self.Listen == 0 && s.Agent.Interface != "": // without a device
+		ready = ", waiting for the registry and the device"
+	default:
 		ready = ", waiting for the registry"
 	}
 	fmt.Fprintf(&b, "node       %s of mesh %s, %s%s\n", self.Node, s.Agent.Mesh, published, ready)

@@ -514,7 +514,7 @@ func (v *machine) withoutModule(t *testing.T) {
 		t.Fatalf("the module cannot be removed: %v", err)
 	}
 	out, code := v.a.exec([]uintptr{unix.CAP_NET_ADMIN}, v.anna.args...)
-	if code != exitFailed || !strings.Contains(out, "modprobe wireguard") || !strings.Contains(out, "have --datapath netstack") {
+	if code != exitFailed || !strings.Contains(out, "modprobe wireguard") || !strings.Contains(out, "or --datapath netstack") {
 		t.Errorf("it ended with %d: %s", code, out)
 	}
 	t.Logf("%s", strings.TrimSpace(out))

@@ -35,6 +35,17 @@ func meshInterfaces() (names []string) {
 	return names
 }
 
+// ownNamespace tells the network namespace of this process from all others since the host was started: an ID of that
+// start, and a name of Linux's.
+func ownNamespace() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	name, nerr := os.Readlink("/proc/self/ns/net")
+	if err != nil || nerr != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(boot)) + " " + name
+}
+
 // bindTo has a socket send through one interface only. From Linux 5.7 on it needs no privilege.
 func bindTo(device string) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {

@@ -14,6 +14,8 @@ import (
 
 func meshInterfaces() []string { return nil }
 
+func ownNamespace() string { return "" }
+
 func bindTo(string) func(network, address string, c syscall.RawConn) error {
 	return func(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
 }

@@ -92,7 +92,7 @@ func (m *Machine) policy(now time.Time, n *node, claimed prefixes.Set) prefixes.
 		refused = append(refused, p)
 		if len(refused) <= maxNamed { // in their order
 			keep[p.String()] = true
-			m.raise(now, view.PrefixRefused, n.id, p.String(), "prefix "+p.String()+" "+why, "allow it with Config.Accept, or stop announcing it")
+			m.raise(now, view.PrefixRefused, n.id, p.String(), "prefix "+p.String()+" "+why, "allow it where this node is configured (Config.Accept; --accept-wide of the agent), or stop announcing it")
 		}
 	}
 	if len(refused) > maxNamed {
