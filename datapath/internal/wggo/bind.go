@@ -28,7 +28,7 @@ type bind struct {
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 	failed  func(to string, err error)               // that an initiation could not be sent
 
-	six atomic.Pointer[conn.Bind] // what sends over IPv6; nil: Bind
+	out atomic.Pointer[[2]conn.Bind] // by whether it is IPv6: what sends, where that is not Bind itself; nil while there are no sockets
 
 	mu         sync.Mutex // guards what follows, and keeps resend from a Bind that is being copied
 	port       uint16
@@ -90,7 +90,7 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.six.Store(apart(b.Bind))
+	b.out.Store(apart(b.Bind))
 	b.port, b.ipv4, b.ipv6 = actual, false, false
 	for i, fn := range fns {
 		name := fn.PrettyName()
@@ -106,34 +106,44 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 
 // Close closes the sockets.
 func (b *bind) Close() error {
-	b.six.Store(nil)
+	b.out.Store(nil)
 	return b.Bind.Close()
 }
 
-// apart returns a copy of b, which was just opened and has not sent yet, that sends by the same sockets; nil where none
-// is needed.
+// apart returns copies of b, which was just opened, that send by the same sockets, one for IPv4 and one for IPv6; nil
+// where none is needed.
 //
 // conn.StdNetBind uses the memory of an address that it sent to again (udpAddrPool). For IPv4 it leaves that 4 bytes
 // long, and then copies no more than 4 of an IPv6 address into it: the others are of an address it sent to before, or
-// zero, and that is where the packet goes (https://github.com/WireGuard/wireguard-go/pull/135). A copy has a memory of its
-// own, as there is none yet that the two would share.
-func apart(b conn.Bind) *conn.Bind {
+// zero, and that is where the packet goes (https://github.com/WireGuard/wireguard-go/pull/135). Each copy has a memory of
+// its own, since b itself, which may be opened again, never sends and so has none.
+func apart(b conn.Bind) *[2]conn.Bind {
 	std, ok := b.(*conn.StdNetBind)
 	if !ok {
 		return nil
 	}
-	six := reflect.New(reflect.TypeFor[conn.StdNetBind]())
-	six.Elem().Set(reflect.ValueOf(std).Elem())
-	b = six.Interface().(conn.Bind)
-	return &b
+	var out [2]conn.Bind
+	for i := range out {
+		c := reflect.New(reflect.TypeFor[conn.StdNetBind]())
+		c.Elem().Set(reflect.ValueOf(std).Elem())
+		out[i] = c.Interface().(conn.Bind)
+	}
+	return &out
 }
 
-// to returns what sends to ep.
-func (b *bind) to(ep conn.Endpoint) conn.Bind {
-	if six := b.six.Load(); six != nil && ep.DstIP().Is6() {
-		return *six
+// sendTo sends to ep.
+func (b *bind) sendTo(bufs [][]byte, ep conn.Endpoint) error {
+	if _, std := b.Bind.(*conn.StdNetBind); !std {
+		return b.Bind.Send(bufs, ep)
 	}
-	return b.Bind
+	out := b.out.Load()
+	switch {
+	case out == nil:
+		return net.ErrClosed
+	case ep.DstIP().Is6():
+		return out[1].Send(bufs, ep)
+	}
+	return out[0].Send(bufs, ep)
 }
 
 // freePort returns a UDP port that was free a moment ago in the family there is.
@@ -231,13 +241,13 @@ func (b *bind) fromAnywhere(bufs [][]byte, ep conn.Endpoint) error {
 // send sends packets together or, where that is refused, one by one. A packet that is refused by itself
 // keeps no other from being sent.
 func (b *bind) send(bufs [][]byte, ep conn.Endpoint) error {
-	err := b.to(ep).Send(bufs, ep)
+	err := b.sendTo(bufs, ep)
 	if len(bufs) < 2 || !refused(err) {
 		return err
 	}
 	var errs error
 	for i, p := range bufs {
-		err := b.to(ep).Send([][]byte{p}, ep)
+		err := b.sendTo([][]byte{p}, ep)
 		if i == 0 && errors.Is(err, syscall.EINVAL) {
 			return err // it is not for its size: the local address is gone
 		}
@@ -263,7 +273,7 @@ func (b *bind) resend(msg []byte, to netip.AddrPort) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ep, err := b.Bind.ParseEndpoint(to.String()); err == nil {
-		_ = b.to(ep).Send([][]byte{msg}, ep) // it was only one more try
+		_ = b.sendTo([][]byte{msg}, ep) // it was only one more try
 	}
 }
 

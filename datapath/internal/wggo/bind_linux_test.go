@@ -73,7 +73,24 @@ func TestBothFamilies(t *testing.T) {
 			ins = append(ins, in)
 		}
 		b.do = func(f func() error) error { return f() }
-		_, _, err = b.Open(0)
+		// Opened again after it sent over IPv4, as where the port changes.
+		for try := range 2 {
+			if _, _, err = b.Open(0); err != nil || try > 0 {
+				return err
+			}
+			ep, err := b.ParseEndpoint(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ins[0].LocalAddr().(*net.UDPAddr).AddrPort().Port()).String())
+			if err != nil {
+				return err
+			}
+			for range 100 {
+				if err := b.Send([][]byte{{0, 0, 0, 0}}, ep); err != nil {
+					return err
+				}
+			}
+			if err := b.Close(); err != nil {
+				return err
+			}
+		}
 		return err
 	})
 	if err != nil {

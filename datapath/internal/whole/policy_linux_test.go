@@ -308,6 +308,7 @@ func TestTwoMeshes(t *testing.T) {
 
 // The operator does what the condition says, and it is over: the whole way through a mesh.
 func TestForeignTable(t *testing.T) {
+	needTUN(t)
 	nettest.NeedProgram(t, "nft")
 	x := newWorld(t)
 	x.a.Sysctl("net/ipv4/ip_forward", "1")
