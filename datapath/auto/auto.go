@@ -221,7 +221,7 @@ func (a *Auto) Settle() {
 func Cleanup(ctx context.Context, o Options) error {
 	// While the kernel's device is in use, what tun would remove is that one.
 	err := kernel.Cleanup(ctx, o.kernel())
-	if err == nil {
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
 		err = tun.Cleanup(ctx, o.tun())
 	}
 	if errors.Is(err, errors.ErrUnsupported) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -24,7 +25,7 @@ type Kernel struct {
 	opts Options
 	log  *slog.Logger
 	host *hostnet.Host
-	held *net.UnixListener // see hold
+	held io.Closer // see hold
 
 	changed chan struct{} // of Notifier; capacity 1
 	done    chan struct{} // closed by Close
@@ -79,9 +80,9 @@ func New(o Options) (*Kernel, error) {
 	if err == nil {
 		err = c.admitted()
 	}
-	var held *net.UnixListener
+	var held io.Closer
 	if err == nil {
-		held, err = hold(h.Do, o.Interface)
+		held, err = h.Hold()
 	}
 	if err != nil {
 		c.close()
@@ -167,7 +168,9 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 		if hs, err = k.mend(ctx, hs, mtu, stray); err != nil {
 			return datapath.State{}, err
 		}
-		if s, err = k.load(ctx, hs.Link.Index); err != nil {
+		if s, err = k.load(ctx, hs.Link.Index); errors.Is(err, datapath.ErrNoDevice) {
+			return k.none(hs), nil
+		} else if err != nil {
 			return datapath.State{}, err
 		}
 	}
@@ -181,7 +184,8 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 // none is the State without a device.
 func (k *Kernel) none(hs hostnet.State) datapath.State {
 	k.model, k.local = nil, prefixes.Set{}
-	k.host.Encrypted(0)
+	mark, _ := k.host.Mark(0)
+	k.host.Encrypted(mark)
 	return datapath.State{Host: k.around(hs, k.opts.Routing == RoutingPolicy), Problems: hs.Problems}
 }
 

@@ -10,9 +10,6 @@ import (
 	"github.com/warren-mesh/warren/datapath"
 )
 
-// ErrInUse is for Linux.
-var ErrInUse = errors.New("in use by another mesh")
-
 var errHere = fmt.Errorf("kernel WireGuard: only Linux has it: %w", errors.ErrUnsupported)
 
 // Kernel works on Linux only: New fails elsewhere.

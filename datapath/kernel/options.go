@@ -11,6 +11,9 @@ import (
 // DefaultInterface is the name of the device where Options has none.
 const DefaultInterface = "warren0"
 
+// ErrInUse is wrapped by the errors of New and Cleanup where another mesh has the device.
+var ErrInUse = hostnet.ErrInUse
+
 // Bounds of a device's MTU. The lower one is what IPv6 asks of any link (RFC 8200 section 5): Linux takes
 // all IPv6 addresses from one with less. The upper one is what fits, with WireGuard's 32 bytes, into a
 // UDP datagram over IPv4.

@@ -156,7 +156,7 @@ func cleanup(ctx context.Context, o Options) error {
 		return err
 	}
 	defer h.Close()
-	held, err := hold(h.Do, o.Interface)
+	held, err := h.Hold()
 	if err != nil {
 		return err
 	}

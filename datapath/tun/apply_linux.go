@@ -127,6 +127,7 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 	unmarked := t.wg.Create(d, func() (wgtun.Device, error) { return t.newLink(ctx, d.MTU) })
 	if errors.Is(unmarked, datapath.ErrNoDevice) {
 		t.index = 0
+		t.letGo()
 		return unmarked
 	}
 	if unmarked != nil && t.host.Apart(d.Mark) { // packets would go round and round
@@ -160,6 +161,9 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 	case left:
 		err = t.host.Remove(ctx)
 	}
+	if t.letGo(); err == nil {
+		t.held, err = t.host.Hold() // against one of another kind
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -177,6 +181,7 @@ func (t *TUN) newLink(ctx context.Context, mtu int) (*link, error) {
 		if made != nil {
 			made.Close()
 		}
+		t.letGo()
 		return nil, err
 	}
 	made.mtu.Store(int64(mtu))
@@ -217,8 +222,10 @@ func held(ctx context.Context, h *hostnet.Host) (held, left bool, err error) {
 
 func (t *TUN) removeDevice(ctx context.Context) error {
 	t.drop()
-	if inUse, _, err := held(ctx, t.host); err != nil || inUse {
-		return err // what another process has is not this one's to remove
+	if inUse, _, err := stillHeld(ctx, t.host); err != nil {
+		return err
+	} else if inUse {
+		return taken(t.opts.Interface) // what another process has is not this one's to remove
 	}
 	if err := t.host.Remove(ctx); err != nil && !errors.Is(err, datapath.ErrNoDevice) {
 		return fmt.Errorf("removing interface %s: %w", t.opts.Interface, err)

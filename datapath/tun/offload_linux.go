@@ -249,6 +249,6 @@ func (l *link) problems() []datapath.Problem {
 	return []datapath.Problem{{
 		Subject: "offload",
 		Message: "Linux refused packets that were handed to it together, and is given them one by one: none is lost, but it costs throughput",
-		Remedy:  "run another version of Linux, or have NoOffload set in the options of the TUN, for which packets are never handed over together",
+		Remedy:  "run another version of Linux; a program that embeds the mesh may set NoOffload, with which packets are never handed over together",
 	}}
 }

@@ -1,6 +1,7 @@
 package tun
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
 	"github.com/warren-mesh/warren/datapath/internal/nettest"
 )
 
@@ -96,5 +99,56 @@ func TestCleanupRefused(t *testing.T) {
 	}
 	if !n.Have().Device.Exists() {
 		t.Error("it is gone")
+	}
+}
+
+// A device of another kind, which is somebody's, is not removed for want of being a TUN.
+func TestHeldByAnotherKind(t *testing.T) {
+	s := newSpace(t)
+	s.Out()
+	h, err := hostnet.Open(hostnet.Options{Interface: DefaultInterface, Namespace: s.Path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	if _, _, err := h.Adopt(t.Context(), "bridge", nil); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := h.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Interface: DefaultInterface, Namespace: s.Path, Socket: NoSocket}
+	d, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	set := datapath.SetDevice{Device: datapath.Device{Key: nettest.NewKey(t)}}
+	for _, err := range []error{d.Apply(t.Context(), set), Cleanup(t.Context(), o)} {
+		if !errors.Is(err, hostnet.ErrInUse) || !strings.Contains(err.Error(), "this process") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if l, err := h.Link(t.Context()); err != nil || l.Kind != "bridge" {
+		t.Errorf("it is %+v, %v", l, err)
+	}
+	// Once nobody has it, it is taken over; and held while there is a device.
+	kept.Close()
+	for range 2 {
+		if err := d.Apply(t.Context(), set); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.Hold(); !errors.Is(err, hostnet.ErrInUse) {
+			t.Errorf("got %v", err)
+		}
+		if err := d.Apply(t.Context(), datapath.RemoveDevice{}); err != nil {
+			t.Fatal(err)
+		}
+		kept, err := h.Hold()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept.Close()
 	}
 }

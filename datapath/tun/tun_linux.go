@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -42,6 +43,7 @@ type TUN struct {
 	link    *link // of the device there is, or was last
 	index   int   // of its interface
 	socket  *socket
+	held    io.Closer    // while there is a device
 	local   prefixes.Set // the host has no place for it
 	repairs *hostnet.Repairs
 	mtu     hostnet.MTU
@@ -192,11 +194,16 @@ func cleanHost(ctx context.Context, o Options) error {
 		return err
 	}
 	defer h.Close()
-	if inUse, _, err := held(ctx, h); err != nil {
+	if inUse, _, err := stillHeld(ctx, h); err != nil {
 		return err
 	} else if inUse {
 		return taken(o.Interface)
 	}
+	kept, err := h.Hold()
+	if err != nil {
+		return err
+	}
+	defer kept.Close()
 	return h.Remove(ctx)
 }
 
@@ -297,9 +304,18 @@ func (t *TUN) exists() bool {
 func (t *TUN) drop() {
 	t.socket.close()
 	t.wg.Remove()
+	t.letGo()
 	t.socket, t.local, t.index = nil, prefixes.Set{}, 0
 	mark, _ := t.host.Mark(0)
 	t.sockets().Encrypted(mark)
+}
+
+// letGo lets others have a device of that name.
+func (t *TUN) letGo() {
+	if t.held != nil {
+		t.held.Close()
+		t.held = nil
+	}
 }
 
 // Read implements datapath.Datapath. A link of the device's name that is somebody else's is no device;
@@ -325,12 +341,16 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 	if err != nil {
 		return datapath.State{}, err
 	}
+	gone := t.present(hs.Link) != nil // before what is around it, which is another then
 	h, err := t.around(ctx, hs)
 	if err != nil {
 		return datapath.State{}, err
 	}
 	bare := datapath.State{Host: h, Problems: hs.Problems}
-	if t.present(hs.Link) != nil {
+	if t.opts.Routing == RoutingPolicy { // as it will be
+		bare.Host.Underlay = datapath.UnderlaySeparate
+	}
+	if gone {
 		return bare, nil
 	}
 	s, err := t.wg.Read()
@@ -405,9 +425,6 @@ func (t *TUN) around(ctx context.Context, hs hostnet.State) (datapath.Host, erro
 		connected := h.Connected
 		h = under.Host
 		h.Connected, h.Underlay = connected, datapath.UnderlaySeparate
-	}
-	if t.index == 0 && t.opts.Routing == RoutingPolicy { // as it will be
-		h.Underlay = datapath.UnderlaySeparate
 	}
 	h.Driver = "tun"
 	return h, nil

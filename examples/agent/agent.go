@@ -497,9 +497,13 @@ func keepState(c config.Config, now device) (others []device, err error) {
 		return nil, err
 	}
 	for _, d := range was.Interfaces {
-		if !d.same(now) {
-			others = append(others, d)
+		if d.same(now) {
+			continue
 		}
+		if d.elsewhere() != nil { // a container has a new namespace at each start, and the last one is enough to know of
+			others = slices.DeleteFunc(others, func(o device) bool { return o.Name == d.Name && o.Protocol == d.Protocol && o.elsewhere() != nil })
+		}
+		others = append(others, d)
 	}
 	s := stateFile{stateVersion, c.Mesh, slices.Clone(others)}
 	if now != (device{}) {

@@ -96,12 +96,16 @@ func cleanHost(ctx context.Context, c config.Config, configured bool) (lines []s
 		devices = append(devices, d)
 	}
 	var errs []error
+	var kept []device
 	for _, d := range devices {
 		err := d.elsewhere()
-		if err == nil {
+		switch {
+		case err == nil:
 			var said []string
 			said, err = d.clean(ctx)
 			lines = append(lines, said...)
+		case !configured: // who leaves the mesh has not asked for that
+			lines, kept, err = append(lines, fmt.Sprintf("%v: %v", d, err)), append(kept, d), nil
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%v: %w", d, err))
@@ -110,6 +114,6 @@ func cleanHost(ctx context.Context, c config.Config, configured bool) (lines []s
 	if err := errors.Join(errs...); err != nil || len(s.Interfaces) == 0 {
 		return lines, err
 	}
-	s.Interfaces = nil
+	s.Interfaces = kept
 	return lines, writeState(c.State, s)
 }

@@ -105,6 +105,9 @@ func leftovers(in *namespace.Namespace, d device) (all []leftover, err error) {
 
 // left returns what there is of a device, but for what the agent that runs now with another one takes for its own.
 func (d device) left(now device) (said []string, err error) {
+	if d.elsewhere() != nil {
+		return nil, nil // which cannot be seen from here
+	}
 	in, err := namespace.Open(d.Namespace)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -81,7 +81,21 @@ func TestCleanElsewhere(t *testing.T) {
 	if lines, err := cleanHost(t.Context(), c, true); err == nil || !strings.Contains(err.Error(), "another network namespace than this one, net:[1]") || len(lines) > 0 {
 		t.Errorf("got %q and %v", lines, err)
 	}
-	if s, err := readState(dir); err != nil || !slices.Equal(s.Interfaces, []device{away}) {
+	// Who leaves is told, and has left.
+	if lines, err := cleanHost(t.Context(), c, false); err != nil || !strings.Contains(strings.Join(lines, "\n"), "another network namespace") {
+		t.Errorf("got %q and %v", lines, err)
+	}
+	// Of many that a container has had, one is known.
+	newer := away
+	newer.Own = boot + " net:[2]"
+	if err := writeState(dir, stateFile{stateVersion, "warren", []device{away, newer}}); err != nil {
+		t.Fatal(err)
+	}
+	now := deviceOf(c)
+	if others, err := keepState(c, now); err != nil || !slices.Equal(others, []device{newer}) {
+		t.Errorf("there are %v besides, %v", others, err)
+	}
+	if s, err := readState(dir); err != nil || !slices.Equal(s.Interfaces, []device{newer, now}) {
 		t.Errorf("it has %+v, %v", s, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/prefixes"
@@ -30,6 +31,8 @@ func (*Host) Adopt(context.Context, string, func(string) error) (Link, bool, err
 func (*Host) Up(context.Context, int) error { return errHere }
 
 func (*Host) Remove(context.Context) error { return errHere }
+
+func (*Host) Hold() (io.Closer, error) { return nil, errHere }
 
 func (*Host) RemoveLink(context.Context) error { return errHere }
 

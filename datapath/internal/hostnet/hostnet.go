@@ -265,6 +265,8 @@ var (
 	ErrNoLink = fmt.Errorf("no link: %w", datapath.ErrNoDevice)
 	// ErrFamily says that the host, or the link, does not do IPv4 or IPv6.
 	ErrFamily = errors.New("address family not available")
+	// ErrInUse says that another mesh has the device.
+	ErrInUse = errors.New("in use by another mesh")
 	// ErrMTU says that an MTU is out of bounds.
 	ErrMTU = errors.New("MTU out of bounds")
 )
