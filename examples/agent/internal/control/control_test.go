@@ -237,9 +237,10 @@ func TestSocket(t *testing.T) {
 			if info, err := os.Lstat(path); err != nil || info.Mode() != fs.ModeSocket|0o600 {
 				t.Errorf("the socket is %v: %v", info.Mode(), err)
 			}
+			first := l // which l is not for the whole of the test
 			go func() {
 				for {
-					conn, err := l.Accept()
+					conn, err := first.Accept()
 					if err != nil {
 						return
 					}
