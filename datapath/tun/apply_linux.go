@@ -222,10 +222,8 @@ func held(ctx context.Context, h *hostnet.Host) (held, left bool, err error) {
 
 func (t *TUN) removeDevice(ctx context.Context) error {
 	t.drop()
-	if inUse, _, err := stillHeld(ctx, t.host); err != nil {
-		return err
-	} else if inUse {
-		return taken(t.opts.Interface) // what another process has is not this one's to remove
+	if inUse, _, err := stillHeld(ctx, t.host); err != nil || inUse {
+		return err // what another process has is not this one's to remove
 	}
 	if err := t.host.Remove(ctx); err != nil && !errors.Is(err, datapath.ErrNoDevice) {
 		return fmt.Errorf("removing interface %s: %w", t.opts.Interface, err)
