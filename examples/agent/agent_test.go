@@ -372,7 +372,7 @@ wrong now:
 	}
 	b.Reset()
 	if err := table(&b, control.StatusOf(p, view.View{Self: view.Self{Node: "alpha"}}, now), now, false); err != nil ||
-		!strings.Contains(b.String(), "alpha of mesh warren, not published yet, waiting for the registry\naddresses  -\n") || !strings.Contains(b.String(), "\nno peers\n") {
+		!strings.Contains(b.String(), "alpha of mesh warren, not published yet, waiting for the registry and the device\naddresses  -\n") || !strings.Contains(b.String(), "\nno peers\n") {
 		t.Errorf("of nothing: got %v and\n%s", err, b.String())
 	}
 }
