@@ -2,6 +2,7 @@ package nettest
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -33,8 +34,12 @@ func NewForeign(t testing.TB, s *Space, program string, addrs prefixes.Set) *For
 		s.IP("link add " + f.Name + " type wireguard")
 	} else {
 		s.Start(t, NeedProgram(t, program), "-f", f.Name)
-		Within(t, 20*time.Second, program+" answers wg", func() bool {
-			_, err := s.Run("wg", "show", f.Name)
+		// Not by asking wg, which removes a socket that nobody listens on yet.
+		Within(t, 20*time.Second, program+" listens", func() bool {
+			c, err := net.Dial("unix", "/var/run/wireguard/"+f.Name+".sock")
+			if err == nil {
+				c.Close()
+			}
 			return err == nil
 		})
 	}

@@ -1,6 +1,7 @@
 package nettest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -155,14 +156,19 @@ func (s *Space) IP(command string) {
 	}
 }
 
-// Start has a program run in the namespace until the test ends.
+// Start has a program run in the namespace until the test ends. What it says is shown where the test fails.
 func (s *Space) Start(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(name, args...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
 	s.Must(cmd.Start)
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
+		err := cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s %s: %v: %s", name, strings.Join(args, " "), err, &said)
+		}
 	})
 	return cmd
 }
