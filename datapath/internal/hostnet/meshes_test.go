@@ -40,9 +40,8 @@ func TestSameProtocolLater(t *testing.T) {
 	before := s.dump()
 	a := s.up(Options{Policy: true, Guard: prefixes.MustParse("10.0.0.0/8")})
 	b := s.open(Options{Interface: "wg1"})
-	if _, _, err := b.Adopt(s.ctx(), kind, nil); err != nil {
-		t.Skipf("it is refused, as it may be: %v", err)
-	}
+	_, _, err := b.Adopt(s.ctx(), kind, nil)
+	must(t, err)
 	must(t, b.Up(s.ctx(), 1420))
 	if _, _, err := a.Adopt(s.ctx(), kind, nil); err != nil { // as kernel's mend does
 		t.Errorf("the first cannot be put right any more: %v", err)
@@ -246,22 +245,20 @@ func TestCleanupOfTwoProtocols(t *testing.T) {
 	}
 }
 
-// Two meshes by policy with a protocol each, as is asked for, and the table that both have by default: either the second
-// is refused, or the first can start again.
+// Two meshes by policy with a protocol each, as is asked for, and the table that both have by default: the second is
+// refused, and the first can start again.
 func TestTwoInOneTable(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.uplink()
 	a := s.up(Options{Policy: true})
 	b := s.open(Options{Interface: "wg1", Policy: true, Protocol: 88})
-	if _, _, err := b.Adopt(s.ctx(), kind, nil); err != nil {
-		t.Skipf("refused, as it may be: %v", err)
-	}
-	must(t, b.Up(s.ctx(), 1420))
-	must(t, b.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("10.0.0.0/8")}}))
+	_, _, err := b.Adopt(s.ctx(), kind, nil)
+	foreign(t, err, "routing table 8787", "priority 32501", "protocol 87")
 	must(t, a.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("11.0.0.0/8")}}))
 	s.ip("link del wg0") // somebody, or the end of a process that has a TUN
-	if _, _, err := a.Adopt(s.ctx(), kind, nil); err != nil {
-		t.Errorf("the second mesh came into the table of the first, and now the first cannot start: %v", err)
-	}
+	_, _, err = a.Adopt(s.ctx(), kind, nil)
+	must(t, err)
+	_, _, err = b.Adopt(s.ctx(), kind, nil) // the rules are still the first one's
+	foreign(t, err, "routing table 8787")
 }
