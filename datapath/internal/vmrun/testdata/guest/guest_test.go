@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 func TestKernel(t *testing.T) {
@@ -170,6 +171,11 @@ func TestDo(t *testing.T) {
 		os.Exit(0)
 	case "panic":
 		fmt.Println("about to panic")
+		// A panic stops every CPU at once, also the one that is carrying this line to the host.
+		for unread(t, os.Stdout) > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
 		if err := os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -183,4 +189,14 @@ func TestDo(t *testing.T) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	}
+}
+
+// unread returns how many bytes of the pipe f nobody has read yet.
+func unread(t *testing.T, f *os.File) int {
+	t.Helper()
+	n, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCINQ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
