@@ -99,6 +99,10 @@ type Stats struct {
 	LastHandshake time.Time // zero: never
 	Received      uint64    // bytes, encrypted, handshakes included
 	Sent          uint64    // bytes, encrypted, attempts at a handshake included
+
+	// NoRoute: the host has no way to the peer's endpoint now. A device that does not count what it could not
+	// send reports that; for others Sent says enough, and they may leave it out.
+	NoRoute bool
 }
 
 // Underlay says how encrypted packets that leave the device relate to the routes into it.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -153,6 +154,7 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 	if hs.Link.Index == 0 || hs.Link.Kind != kind {
 		return k.none(hs), nil
 	}
+	before := k.stats
 	s, err := k.load(ctx, hs.Link.Index)
 	if errors.Is(err, datapath.ErrNoDevice) || err == nil && !s.Device.Exists() {
 		return k.none(hs), nil
@@ -175,10 +177,29 @@ func (k *Kernel) read(ctx context.Context) (datapath.State, error) {
 		}
 	}
 	s.Peers, s.Stats = maps.Clone(s.Peers), maps.Clone(s.Stats) // they are kept here too
+	k.noRoutes(ctx, s, before)
 	s.Device.MTU = hs.Link.MTU
 	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, k.local, k.around(hs, k.host.Apart(s.Device.Mark))
 	s.Problems, err = k.problems(ctx, hs, s)
 	return s, err
+}
+
+// noRoutes notes in s which peers the host cannot send to, of those that nothing came from since the last reading:
+// WireGuard does not count what it found no route for.
+func (k *Kernel) noRoutes(ctx context.Context, s datapath.State, before map[key.Public]datapath.Stats) {
+	var to []netip.Addr
+	for peer, p := range s.Peers {
+		if was, known := before[peer]; p.Endpoint.IsValid() && (!known || s.Stats[peer].Received == was.Received) {
+			to = append(to, p.Endpoint.Addr().Unmap())
+		}
+	}
+	without := k.host.NoRoutes(ctx, to)
+	for peer, p := range s.Peers {
+		if st := s.Stats[peer]; without[p.Endpoint.Addr().Unmap()] {
+			st.NoRoute = true
+			s.Stats[peer] = st
+		}
+	}
 }
 
 // none is the State without a device.

@@ -37,8 +37,9 @@ type Host struct {
 	behind   map[netip.Prefix]behind     // by cover: what it stands for, as asked has it
 	known    *known                      // our routes, if nothing is known to have changed them; nil: not known
 	restorer restorer
-	leads    bool                    // rules of former Options are left, by which packets come to routes of ours
-	sendMark uint32                  // of encrypted packets
+	leads    bool   // rules of former Options are left, by which packets come to routes of ours
+	sendMark uint32 // of encrypted packets
+	reach    reach
 	before   func(what string) error // called before each change, for tests
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/prefixes"
@@ -55,6 +56,8 @@ func (*Host) Mark(uint32) (uint32, error) { return 0, errHere }
 func (*Host) Apart(uint32) bool { return false }
 
 func (*Host) Encrypted(uint32) bool { return false }
+
+func (*Host) NoRoutes(context.Context, []netip.Addr) map[netip.Addr]bool { return nil }
 
 func (*Host) Problems(context.Context, datapath.State) ([]datapath.Problem, error) {
 	return nil, errHere

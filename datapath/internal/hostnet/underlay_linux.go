@@ -210,3 +210,51 @@ func (h *Host) linkAt(ctx context.Context, index int) (l link) {
 	})
 	return l
 }
+
+// reach is which addresses the host was found to have a way to, for encrypted packets, since it last changed.
+type reach struct {
+	told int64 // see watcher
+	mark uint32
+	ways map[netip.Addr]bool
+}
+
+// mostAsked is how many addresses NoRoutes asks the kernel about: some milliseconds.
+const mostAsked = 512
+
+// NoRoutes returns those of the addresses that the host has no way to, for encrypted packets. Where there are many, it
+// takes several calls until all are asked about; from then on only a change of the host costs anything.
+func (h *Host) NoRoutes(ctx context.Context, to []netip.Addr) map[netip.Addr]bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.watch.catchUp(h)
+	if told := h.watch.told.Load(); h.reach.ways == nil || told != h.reach.told || h.sendMark != h.reach.mark || len(h.reach.ways) > 2*(len(to)+mostAsked) {
+		h.reach = reach{told: told, mark: h.sendMark, ways: make(map[netip.Addr]bool)}
+	}
+	var without map[netip.Addr]bool
+	left := mostAsked
+	for _, a := range to {
+		way, known := h.reach.ways[a]
+		if !known {
+			if left--; left < 0 {
+				continue
+			}
+			var r route
+			if r, way = h.lookup(ctx, a.WithZone(""), h.sendMark); ctx.Err() != nil {
+				return without
+			}
+			if r.typ == unix.RTN_LOCAL {
+				way = true
+			} else if r.oif != 0 && int64(r.oif) == h.watch.ours.Load() {
+				way = false // WireGuard refuses to send through itself
+			}
+			h.reach.ways[a] = way
+		}
+		if !way {
+			if without == nil {
+				without = make(map[netip.Addr]bool)
+			}
+			without[a] = true
+		}
+	}
+	return without
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -328,5 +329,67 @@ func BenchmarkRead(b *testing.B) {
 				s.read(h)
 			}
 		})
+	}
+}
+
+// Which addresses packets cannot be sent to, as the routes for them are, without them, and with them again.
+func TestNoRoutes(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("policy %v", policy), func(t *testing.T) {
+			t.Parallel()
+			s := newSpace(t)
+			s.uplink()
+			s.ip("route del default via 2001:db8:1::1", "route add unreachable 203.0.113.64/26", "route add blackhole 203.0.113.128/26", "route add prohibit 203.0.113.192/26")
+			s.settle()
+			o := Options{Policy: policy}
+			h := s.up(o)
+			must(t, h.AddRoutes(s.ctx(), []datapath.Route{{Prefix: pp("203.0.113.32/32")}}))
+			s.heard(h)
+			want := func(when string, addrs ...string) {
+				t.Helper()
+				var to []netip.Addr
+				for _, a := range []string{"203.0.113.1", "203.0.113.32", "203.0.113.65", "203.0.113.129", "203.0.113.193", "127.0.0.1", "2001:db8:7::1"} {
+					to = append(to, ap(a))
+				}
+				for range 2 {
+					got := h.NoRoutes(s.ctx(), to)
+					for _, a := range to {
+						if want := slices.Contains(addrs, a.String()); got[a] != want {
+							t.Errorf("%s: no route to %v is %v, want %v", when, a, got[a], want)
+						}
+					}
+				}
+			}
+			refused := []string{"203.0.113.65", "203.0.113.129", "203.0.113.193"}
+			if !policy {
+				refused = append(refused, "203.0.113.32") // it would go into the tunnel
+			}
+			want("first", append(refused, "2001:db8:7::1")...)
+			s.ip("route del 203.0.113.0/24 dev eth0", "route del default via 203.0.113.1")
+			want("without a route", append(refused, "2001:db8:7::1", "203.0.113.1", "203.0.113.32")...)
+			s.ip("route add 203.0.113.0/24 dev eth0 proto bird", "route add 2001:db8:7::/64 dev eth0 proto bird")
+			want("with one", refused...)
+			if t.Failed() {
+				t.Log(s.dump())
+			}
+		})
+	}
+}
+
+// However many there are, all are asked about in the end.
+func TestNoRoutesOfMany(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	h := s.up(Options{})
+	s.heard(h)
+	var to []netip.Addr
+	for i := range 3 * mostAsked {
+		to = append(to, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}))
+	}
+	for i := 1; i <= 4; i++ {
+		if n, want := len(h.NoRoutes(s.ctx(), to)), min(i, 3)*mostAsked; n != want {
+			t.Errorf("call %d: %d without a route, want %d", i, n, want)
+		}
 	}
 }

@@ -25,6 +25,7 @@ type watcher struct {
 	c    *conn
 	ours atomic.Int64 // index of our link, as last seen
 	lost atomic.Int64 // overruns
+	told atomic.Int64 // datagrams about anything, or what was lost of them
 	done chan struct{}
 
 	mu     sync.Mutex // held from taking a message until it is dealt with
@@ -76,6 +77,7 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 	if err == unix.EAGAIN {
 		return err
 	}
+	w.told.Add(1)
 	matters := err != nil // messages were lost (ENOBUFS), or may have been
 	if err != nil {
 		w.routes++

@@ -24,9 +24,13 @@ type trial struct {
 	tried int // candidates that did not answer, of this search
 
 	// Of the candidate now tried.
-	sentAt time.Time // the device was first seen to have sent to it; zero: it has not, and silence means nothing (rule 24)
-	sent   uint64    // the device's count before
-	shook  time.Time // the last handshake before
+	sentAt time.Time      // the device was first seen to have sent to it; zero: it has not, and silence means nothing (rule 24)
+	sent   uint64         // the device's count before
+	shook  time.Time      // the last handshake before
+	before netip.AddrPort // where packets went until it was put
+	putAt  time.Time      // when the device was told of it; zero: it was not
+
+	noRoute bool // the host had no way there, as last seen
 
 	// Of a proven one.
 	received uint64    // the device's count when it last grew
@@ -46,6 +50,8 @@ const (
 	// initiation and emptyPacket are sizes of WireGuard's messages in bytes.
 	initiation  = 148
 	emptyPacket = 32
+
+	noRouteRemedy = "see that this host's network is up, or publish an address of the node that this host has a route to"
 
 	// maxLooping is how many endpoints of a node get a condition of their own.
 	maxLooping = 7
@@ -281,7 +287,32 @@ func (m *Machine) try(n *node, i int) {
 	s := m.stats[n.key]
 	t := &n.trial
 	t.index, t.proven, t.sentAt, t.sent, t.shook, t.silentAt, t.silent = i, false, time.Time{}, s.Sent, s.LastHandshake, time.Time{}, false
+	t.before, t.putAt, t.noRoute = m.endpointOf(n), time.Time{}, false
 	m.touch(n)
+}
+
+// tell notes that the device is about to be told of candidates.
+func (m *Machine) tell(now time.Time, ops []datapath.Op) {
+	for _, op := range ops {
+		if o, ok := op.(datapath.PutPeer); ok && o.Peer.Endpoint.IsValid() {
+			if n := m.nodes[m.peerOf[o.Key]]; n != nil && n.trial.putAt.IsZero() {
+				n.trial.putAt = now
+			}
+		}
+	}
+}
+
+// late reports whether it was the endpoint before the candidate of t that answered, after it was given up and
+// before the device was told so: the handshake proves that one. It is put back, and proven by that.
+func (m *Machine) late(n *node, s datapath.Stats) bool {
+	t := &n.trial
+	i := slices.Index(t.candidates, t.before)
+	if i < 0 || i == t.index || t.putAt.IsZero() || !s.LastHandshake.Before(t.putAt) {
+		return false
+	}
+	t.index, t.before, t.putAt = i, netip.AddrPort{}, time.Time{}
+	m.touch(n)
+	return true
 }
 
 // search tries the candidates of n from the i-th on, and has the device read often for a while.
@@ -335,6 +366,8 @@ func (m *Machine) observeNode(now time.Time, n *node, st datapath.State) {
 		t.received, t.sentThen, t.heardAt, t.silentAt = 0, 0, now, time.Time{}
 	}
 	switch {
+	case !t.proven && s.LastHandshake.After(t.shook) && m.late(n, s):
+		m.readSoon(now.Add(pollEvery))
 	case s.LastHandshake.After(t.shook) || t.proven && s.Received != t.received:
 		if !t.proven || s.LastHandshake.After(t.shook) {
 			m.changed = true
@@ -348,8 +381,9 @@ func (m *Machine) observeNode(now time.Time, n *node, st datapath.State) {
 	case t.proven:
 		m.silentProven(now, n, p, s)
 	default:
-		m.silentTrial(now, n, s)
+		m.silentTrial(now, n, p, s)
 	}
+	t.noRoute = s.NoRoute
 }
 
 // silentProven judges a proven endpoint from which nothing came since the last reading.
@@ -360,7 +394,11 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 	if k := m.keepalive(); k > 0 {
 		idle += emptyPacket * (uint64(quiet/k) + 1)
 	}
-	if s.Sent-t.sentThen < idle {
+	if t.noRoute && !s.NoRoute {
+		t.silentAt = time.Time{}
+		m.clear(view.NoHandshake, n.id, "")
+	}
+	if !s.NoRoute && s.Sent-t.sentThen < idle {
 		return
 	}
 	if t.silentAt.IsZero() {
@@ -370,8 +408,12 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 		m.readSoon(t.silentAt.Add(silence))
 		return
 	}
-	m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
-		"see that the node runs and that its UDP port can be reached")
+	if s.NoRoute {
+		m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("this host has no route to %v, and nothing came from there for %v", p.Endpoint, quiet.Round(time.Second)), noRouteRemedy)
+	} else {
+		m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("%d bytes were sent to %v and nothing came back for %v", s.Sent-t.sentThen, p.Endpoint, quiet.Round(time.Second)),
+			"see that the node runs and that its UDP port can be reached")
+	}
 	m.renew(n)
 	t.silent = true
 	next := slices.Index(t.candidates, p.Endpoint) + 1 // the first, where it has roamed to elsewhere
@@ -383,24 +425,31 @@ func (m *Machine) silentProven(now time.Time, n *node, p datapath.Peer, s datapa
 }
 
 // silentTrial judges a candidate that has not answered so far.
-func (m *Machine) silentTrial(now time.Time, n *node, s datapath.Stats) {
+func (m *Machine) silentTrial(now time.Time, n *node, p datapath.Peer, s datapath.Stats) {
 	t := &n.trial
-	if len(t.candidates) == 0 || s.Sent <= t.sent {
+	switch {
+	case len(t.candidates) == 0:
 		return
-	}
-	if t.sentAt.IsZero() {
+	case s.NoRoute && p.Endpoint == t.current():
+		// Nothing can be sent there, and not every device counts that it tried.
+	case s.Sent <= t.sent:
+		return
+	case t.sentAt.IsZero():
 		t.sentAt = now
 		m.readSoon(now.Add(perCandidate))
 		return
-	}
-	if now.Sub(t.sentAt) < perCandidate {
+	case now.Sub(t.sentAt) < perCandidate:
 		m.readSoon(t.sentAt.Add(perCandidate))
 		return
 	}
 	m.renew(n)
 	if t.tried++; t.tried >= len(t.candidates) {
-		m.raise(now, view.NoHandshake, n.id, "", fmt.Sprintf("no handshake so far, tried %v", t.candidates),
-			"see that the node runs, that it has this node's record, and that its UDP port can be reached")
+		message, remedy := fmt.Sprintf("no handshake so far, tried %v", t.candidates), "see that the node runs, that it has this node's record, and that its UDP port can be reached"
+		if s.NoRoute {
+			message += fmt.Sprintf("; this host has no route to %v", p.Endpoint)
+			remedy = noRouteRemedy
+		}
+		m.raise(now, view.NoHandshake, n.id, "", message, remedy)
 	}
 	if len(t.candidates) > 1 {
 		m.try(n, (t.index+1)%len(t.candidates))

@@ -364,6 +364,7 @@ func (m *Machine) act(now time.Time) {
 	if m.planDue(now) {
 		m.out.Ops = m.plan(now)
 		m.applying = len(m.out.Ops) > 0
+		m.tell(now, m.out.Ops)
 	}
 	if !m.applying && m.trusted() && m.reset && !m.pending() && !m.settled && m.have.State().Device.Exists() {
 		m.settled, m.ready, m.changed, m.out.Settle = true, true, true, true

@@ -1431,6 +1431,99 @@ func TestEndpoints_AProvenOneThatFallsSilent(t *testing.T) {
 	s.wantNoCondition(view.NoHandshake, "a", "")
 }
 
+// A device may not count what the host had no route for, as Linux does not: then it says so.
+func TestEndpoints_WithoutARoute(t *testing.T) {
+	s := up(t, rec("a", "[2001:db8::1]:1", "203.0.113.2:1"))
+	noRoute := func(is bool) {
+		st := s.dev.stats[publicKey("a")]
+		st.NoRoute = is
+		s.dev.stats[publicKey("a")] = st
+	}
+	s.dev.after = func(op datapath.Op) {
+		if o, ok := op.(datapath.PutPeer); ok {
+			noRoute(o.Peer.Endpoint.Addr().Is6())
+		}
+	}
+	noRoute(true)
+	s.run(3 * time.Second)
+	if s.endpoint() != "203.0.113.2:1" {
+		t.Fatalf("still at %v", s.endpoint())
+	}
+	s.wantNoCondition(view.NoHandshake, "a", "") // the other one is still to be tried
+	s.dev.hears(publicKey("a"), s.now)
+	s.run(24 * time.Hour)
+	s.wantNoCondition(view.NoHandshake, "a", "")
+	s.take()
+
+	// The route to a proven one is lost: for a while that means nothing.
+	noRoute(true)
+	s.run(20 * time.Second)
+	noRoute(false)
+	s.run(time.Minute)
+	noRoute(true)
+	s.run(20 * time.Second)
+	s.wantOps()
+	s.wantNoCondition(view.NoHandshake, "a", "")
+	noRoute(false)
+	s.run(time.Minute)
+	s.dev.after = func(datapath.Op) { noRoute(true) } // neither has one
+	noRoute(true)
+	s.run(time.Minute)
+	c, _ := s.condition(view.NoHandshake, "a", "")
+	if !strings.Contains(c.Message, "no route to ") || !strings.Contains(c.Remedy, "network is up") {
+		t.Errorf("condition %v", c)
+	}
+	s.take()
+	s.run(time.Hour)
+	if n := len(s.take()); n > 3600/15+60 {
+		t.Errorf("%d ops in an hour", n)
+	}
+
+	// With nowhere else to go it stays. The condition is over when there is a route, though nobody sends anything.
+	s = up(t, rec("a", "203.0.113.2:1"))
+	noRoute(true)
+	s.run(time.Minute)
+	s.wantCondition(view.NoHandshake, "a", "")
+	s.dev.hears(publicKey("a"), s.now)
+	noRoute(false)
+	s.run(time.Minute)
+	s.wantNoCondition(view.NoHandshake, "a", "")
+	noRoute(true)
+	s.run(time.Minute)
+	s.wantCondition(view.NoHandshake, "a", "")
+	noRoute(false)
+	s.run(time.Minute)
+	s.wantNoCondition(view.NoHandshake, "a", "")
+	s.wantOps()
+}
+
+// An answer may come between the reading that finds a candidate silent and the change to the next one. It proves the
+// one that it came from.
+func TestEndpoints_AnAnswerThatIsLate(t *testing.T) {
+	for _, late := range []bool{true, false} {
+		s := up(t, rec("a", "203.0.113.1:1", "203.0.113.2:1"))
+		s.dev.sends(publicKey("a"), 148)
+		s.run(2 * time.Second)
+		s.planned = func([]datapath.Op) { // the next is about to be put
+			s.planned = nil
+			if late {
+				s.dev.hears(publicKey("a"), s.now.Add(-time.Millisecond))
+			} else {
+				s.dev.hears(publicKey("a"), s.now.Add(time.Millisecond))
+			}
+		}
+		s.run(30 * time.Second)
+		want := map[bool]string{true: "203.0.113.1:1", false: "203.0.113.2:1"}[late]
+		if s.planned != nil || s.endpoint() != want {
+			t.Errorf("late is %v: at %v", late, s.endpoint())
+		}
+		s.wantNoCondition(view.NoHandshake, "a", "")
+		s.take()
+		s.run(time.Hour)
+		s.wantOps()
+	}
+}
+
 // Keepalives that nobody has to answer are no sign that an endpoint is dead.
 func TestEndpoints_KeepalivesAreNoSilence(t *testing.T) {
 	s := newSim(t, func(c *core.Config) { c.Endpoints = nil })
