@@ -100,8 +100,8 @@ type Stats struct {
 	Received      uint64    // bytes, encrypted, handshakes included
 	Sent          uint64    // bytes, encrypted, attempts at a handshake included
 
-	// NoRoute: the host has no way to the peer's endpoint now. A device that does not count what it could not
-	// send reports that; for others Sent says enough, and they may leave it out.
+	// NoRoute: the host has no way to the peer's endpoint, as far as the driver knows. Of a device that does not
+	// count in Sent what it could not send, it has to know.
 	NoRoute bool
 }
 

@@ -10,6 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/hostnet"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -69,29 +70,37 @@ func canBind(network string) bool {
 	return true
 }
 
-// underlayMTU returns the MTU of the interface that leads to the rest of the world; 0 where none does.
+// underlayMTU returns the MTU of the interface that leads to most of the rest of the world; 0 where none does. A kernel
+// may tell of less on the way to some, which is not seen here.
 func underlayMTU() int {
-	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // RFC 5737, RFC 3849
-		c, err := net.Dial("udp", to) // sends nothing, but has the host choose a source address
+	from := make(map[netip.Addr]int)
+	for _, to := range hostnet.World {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9))) // sends nothing, but has the host choose a source address
 		if err != nil {
 			continue
 		}
-		from := c.LocalAddr().(*net.UDPAddr).IP
+		from[c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()]++
 		c.Close()
-		ifs, err := net.Interfaces()
-		if err != nil {
-			return 0
-		}
-		for _, i := range ifs {
-			as, _ := i.Addrs()
-			for _, a := range as {
-				if p, ok := a.(*net.IPNet); ok && p.IP.Equal(from) {
-					return i.MTU
-				}
+	}
+	ifs, err := net.Interfaces()
+	if err != nil || len(from) == 0 {
+		return 0
+	}
+	mtu, most := 0, 0
+	for _, i := range ifs {
+		takes := 0
+		as, _ := i.Addrs()
+		for _, a := range as {
+			if p, ok := a.(*net.IPNet); ok {
+				ip, _ := netip.AddrFromSlice(p.IP)
+				takes += from[ip.Unmap()]
 			}
 		}
+		if takes > most {
+			mtu, most = i.MTU, takes
+		}
 	}
-	return 0
+	return mtu
 }
 
 func (n *Net) setDevice(d datapath.Device) error {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -109,25 +110,40 @@ func TestLossInBursts(t *testing.T) {
 	t.Logf("%d MiB in %v, of %d packets %d were lost", size>>20, time.Since(begun).Round(time.Millisecond), q.sent, q.lost)
 }
 
-// unreachable is a Bind of a host that has no way to anybody.
-type unreachable struct{ conn.Bind }
-
-func (unreachable) Send([][]byte, conn.Endpoint) error {
-	return os.NewSyscallError("sendto", syscall.ENETUNREACH)
+// unreachable is a Bind of a host that has no way to anybody, for as long as it is down.
+type unreachable struct {
+	conn.Bind
+	down *atomic.Bool
 }
 
-// What cannot be sent counts as an attempt at a handshake: whoever has other endpoints to try is not left waiting.
+func (b unreachable) Send(bufs [][]byte, ep conn.Endpoint) error {
+	if b.down.Load() {
+		return os.NewSyscallError("sendto", syscall.ENETUNREACH)
+	}
+	return b.Bind.Send(bufs, ep)
+}
+
+// What cannot be sent counts as an attempt at a handshake, and there is no route: whoever has other endpoints to try is
+// not left waiting.
 func TestAttemptsAreCounted(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "n", netstack.Options{Bind: func() conn.Bind { return unreachable{conn.NewDefaultBind()} }}, "10.0.0.1")
+	var down atomic.Bool
+	down.Store(true)
+	n := newNode(t, "n", netstack.Options{Bind: func() conn.Bind { return unreachable{conn.NewDefaultBind(), &down} }}, "10.0.0.1")
 	other := newKey(t).Public()
-	n.apply(datapath.PutPeer{Key: other, Peer: datapath.Peer{Endpoint: netip.MustParseAddrPort("192.0.2.1:9"), Prefixes: set("10.0.0.2")}})
+	n.apply(datapath.PutPeer{Key: other, Peer: datapath.Peer{Endpoint: netip.MustParseAddrPort("127.0.0.1:9"), Prefixes: set("10.0.0.2")}})
 	const initiation = 148
 	for end := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
-		if st := n.read().Stats[other]; st.Sent >= initiation && st.LastHandshake.IsZero() {
+		if st := n.read().Stats[other]; st.Sent >= initiation && st.LastHandshake.IsZero() && st.NoRoute {
 			break
 		} else if time.Now().After(end) {
 			t.Fatalf("of a peer that was greeted in vain: %+v", st)
+		}
+	}
+	down.Store(false)
+	for end := time.Now().Add(timeout); n.read().Stats[other].NoRoute; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("there still is no route")
 		}
 	}
 }

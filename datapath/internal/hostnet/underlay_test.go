@@ -109,11 +109,11 @@ func TestUnderlayDespiteBogons(t *testing.T) {
 
 // No narrow route takes two of the addresses that stand for the world, and each half has some.
 func TestWorld(t *testing.T) {
-	for i, a := range world {
+	for i, a := range World {
 		if !a.IsGlobalUnicast() || a.IsPrivate() {
 			t.Errorf("%v is of no use", a)
 		}
-		for _, b := range world[:i] {
+		for _, b := range World[:i] {
 			bits := 9
 			if a.Is6() {
 				bits = 17
@@ -125,7 +125,7 @@ func TestWorld(t *testing.T) {
 	}
 	for _, half := range []string{"0.0.0.0/1", "128.0.0.0/1", "2000::/3"} {
 		n := 0
-		for _, a := range world {
+		for _, a := range World {
 			if pp(half).Contains(a) {
 				n++
 			}

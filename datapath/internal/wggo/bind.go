@@ -26,7 +26,7 @@ type bind struct {
 	crosses func(from netip.AddrPort) bool           // whether an arriving initiation is to be dropped
 	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
-	failed  func(to string, err error)               // that an initiation could not be sent
+	tried   func(to string, err error)               // that an initiation was sent, or could not be
 
 	out atomic.Pointer[[2]conn.Bind] // by whether it is IPv6: what sends, where that is not Bind itself; nil while there are no sockets
 
@@ -217,8 +217,8 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 		}
 	}
 	err := b.fromAnywhere(bufs, ep)
-	if err != nil && initiation && !errors.Is(err, net.ErrClosed) {
-		b.failed(ep.DstToString(), err)
+	if initiation && !errors.Is(err, net.ErrClosed) {
+		b.tried(ep.DstToString(), err)
 		return nil
 	}
 	return err

@@ -63,6 +63,7 @@ type WireGuard struct {
 	first     map[netip.AddrPort]*precedence
 	heard     map[netip.AddrPort]time.Time // when an initiation came from there
 	lively    map[netip.AddrPort]time.Time // when any handshake message did
+	noRoute   map[netip.AddrPort]time.Time // when an initiation to there could last not be sent
 	greets    map[key.Public]*greeting     // peers that are being greeted
 	observing bool                         // the observe goroutine runs
 }
@@ -83,7 +84,7 @@ func New(o Options) *WireGuard {
 	n := &WireGuard{
 		o: o, done: make(chan struct{}), peers: make(map[key.Public]*peer),
 		greets: make(map[key.Public]*greeting), first: make(map[netip.AddrPort]*precedence),
-		heard: make(map[netip.AddrPort]time.Time), lively: make(map[netip.AddrPort]time.Time),
+		heard: make(map[netip.AddrPort]time.Time), lively: make(map[netip.AddrPort]time.Time), noRoute: make(map[netip.AddrPort]time.Time),
 	}
 	n.watch.wake = make(chan struct{}, 1)
 	return n
@@ -214,7 +215,54 @@ func (n *WireGuard) Read() (datapath.State, error) {
 		}
 	}
 	n.note(handshakes, born)
+	n.noRoutes(s)
 	return s, nil
+}
+
+// noRouteFor is how long an initiation that could not be sent says that there is no route. WireGuard tries again after
+// 5 s (REKEY_TIMEOUT) while it has something to send.
+const noRouteFor = 7 * time.Second
+
+// attempted notes that an initiation was sent, or could not be. It is called by the device.
+func (n *WireGuard) attempted(to string, err error) {
+	at, bad := netip.ParseAddrPort(to)
+	if bad != nil {
+		return
+	}
+	at = uapi.Unmap(at)
+	n.o.Mu.Lock()
+	_, known := n.noRoute[at]
+	switch {
+	case err != nil:
+		n.noRoute[at] = time.Now()
+	case known:
+		delete(n.noRoute, at)
+	}
+	n.o.Mu.Unlock()
+	if err != nil && !known {
+		n.o.Logger.Debug("a handshake initiation could not be sent", "endpoint", at, "reason", err)
+	}
+}
+
+// noRoutes notes in s to which peers the host cannot send.
+func (n *WireGuard) noRoutes(s datapath.State) {
+	n.o.Mu.Lock()
+	defer n.o.Mu.Unlock()
+	for at, last := range n.noRoute {
+		if time.Since(last) > noRouteFor {
+			delete(n.noRoute, at)
+		}
+	}
+	if len(n.noRoute) == 0 {
+		return
+	}
+	for k, p := range s.Peers {
+		if _, without := n.noRoute[p.Endpoint]; without {
+			st := s.Stats[k]
+			st.NoRoute = true
+			s.Stats[k] = st
+		}
+	}
 }
 
 // none says that an error left no device.
@@ -249,9 +297,7 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 	w.bind = &bind{
 		Bind: inner(), watch: &n.watch, do: n.o.Do,
 		meant: w.mac1.CheckMAC1, crosses: n.crosses, answers: n.answers, yields: n.yields,
-		failed: func(to string, err error) {
-			n.o.Logger.Debug("a handshake initiation could not be sent", "endpoint", to, "reason", err)
-		},
+		tried: n.attempted,
 	}
 	w.Device = device.NewDevice(t, w.bind, n.logger())
 	mark := d.Mark
@@ -332,6 +378,7 @@ func (n *WireGuard) forget() {
 	clear(n.greets)
 	clear(n.first)
 	clear(n.heard)
+	clear(n.noRoute)
 }
 
 // probe reports why the default bind could not open a port, without disturbing the sockets there are.
