@@ -29,6 +29,9 @@ type Host struct {
 	watch   *watcher
 	changed chan struct{}
 
+	telling sync.Mutex // guards changed against its closing
+	told    bool       // it is closed
+
 	filter filter // locked before mu
 
 	mu       sync.Mutex
@@ -96,6 +99,9 @@ func (h *Host) Close() error {
 	}
 	err := errors.Join(h.c.nl.Close(), h.closeFilter(), h.watch.close(), h.ns.close())
 	h.stopRestorer()
+	h.telling.Lock()
+	defer h.telling.Unlock()
+	h.told = true
 	close(h.changed)
 	return err
 }

@@ -809,3 +809,29 @@ func TestGivenUp(t *testing.T) {
 	}
 	t.Logf("%d of 200 given up", up)
 }
+
+// A Host may be closed while others are in a call, which may be about to say that something changed.
+func TestCloseBesideCalls(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	o := s.options(Options{})
+	for range 50 {
+		h, err := Open(o)
+		must(t, err)
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() {
+				for {
+					h.notify()
+					if _, err := h.Read(t.Context()); err != nil {
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Millisecond)
+		must(t, h.Close())
+		calls.Wait()
+		h.notify()
+	}
+}

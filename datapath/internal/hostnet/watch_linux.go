@@ -98,7 +98,13 @@ func (w *watcher) next(h *Host, fd uintptr) error {
 	return err
 }
 
+// notify says on Changed that there is something to read; once that is closed, nothing.
 func (h *Host) notify() {
+	h.telling.Lock()
+	defer h.telling.Unlock()
+	if h.told {
+		return
+	}
 	select {
 	case h.changed <- struct{}{}:
 	default:
