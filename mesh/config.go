@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/mesh/identity"
 	"github.com/warren-mesh/warren/mesh/internal/core"
+	"github.com/warren-mesh/warren/mesh/internal/resolve"
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/registry"
 	"github.com/warren-mesh/warren/prefixes"
@@ -72,7 +74,7 @@ type Config struct {
 
 	// Lookup returns the addresses of a host name that is an endpoint of another node, and how long they
 	// may be used. It is called in the background, several times at once, and is to return soon after ctx
-	// ends. nil: as the host does, through its hosts file and name servers.
+	// ends. nil: HostLookup(nil).
 	Lookup func(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error)
 
 	// Logger is told what an operator can act on, once: conditions, and peers that come and go. nil: nobody.
@@ -221,4 +223,11 @@ func (c Config) addresses() prefixes.Set {
 		}
 	}
 	return prefixes.Must(hosts...)
+}
+
+// HostLookup returns a Config.Lookup that looks names up as the host's own programs do: through its hosts file, and
+// the name servers of resolv.conf, which d dials; nil: as ever. One that marks its packets (SO_MARK) finds the
+// endpoints of peers also where the way to the name servers is through the mesh, which would need them first.
+func HostLookup(d *net.Dialer) func(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error) {
+	return resolve.System(d)
 }

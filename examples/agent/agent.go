@@ -93,8 +93,13 @@ func newAgent(cfg config.Config, log *slog.Logger, level *slog.LevelVar) (_ *age
 		a.host.published = endpoints
 	}
 	wide := cfg.AcceptWide
+	var lookup func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
+	if cfg.Policy() && cfg.NetNS == "" {
+		lookup = lookupBesideMesh(cfg.Mark)
+	}
 	a.mesh, err = mesh.New(mesh.Config{
-		Node: cfg.Node, Registry: a.store, Datapath: a.carrier, StateDir: cfg.State,
+		Lookup: lookup,
+		Node:   cfg.Node, Registry: a.store, Datapath: a.carrier, StateDir: cfg.State,
 		Addresses: a.own, Announce: cfg.Announce, Endpoints: endpoints, ListenPorts: cfg.Listen,
 		MTU: cfg.MTU, Keepalive: cfg.Keepalive, Roles: cfg.Role, Labels: cfg.Label, Logger: log,
 		Accept: func(node string, p netip.Prefix) bool {

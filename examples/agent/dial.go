@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"time"
+
+	"github.com/warren-mesh/warren/mesh"
 )
 
 // headStart is how long what is dialled beside the mesh has before it is tried through the mesh as well.
@@ -19,7 +22,8 @@ func besideMesh(mark uint32) func(ctx context.Context, address string) (net.Conn
 	beside := marked
 	beside.Resolver = &net.Resolver{PreferGo: true, Dial: marked.DialContext}
 	return func(ctx context.Context, address string) (net.Conn, error) {
-		return eitherWay(ctx, headStart, func(ctx context.Context) (net.Conn, error) {
+		closing := func(c net.Conn) { _ = c.Close() }
+		return eitherWay(ctx, headStart, closing, func(ctx context.Context) (net.Conn, error) {
 			return beside.DialContext(ctx, "tcp", address)
 		}, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", address)
@@ -27,24 +31,43 @@ func besideMesh(mark uint32) func(ctx context.Context, address string) (net.Conn
 	}
 }
 
-// eitherWay returns the connection of whichever dial has one first, of which the second begins when the first has
-// failed, or has had its time. What the other one does is over when it returns.
-func eitherWay(ctx context.Context, after time.Duration, first, second func(context.Context) (net.Conn, error)) (net.Conn, error) {
+// lookupBesideMesh returns how the names of other nodes' endpoints are looked up there: like the registry's.
+func lookupBesideMesh(mark uint32) func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
+	type answer struct {
+		addrs []netip.Addr
+		ttl   time.Duration
+	}
+	asking := func(d *net.Dialer, host string) func(context.Context) (answer, error) {
+		lookup := mesh.HostLookup(d)
+		return func(ctx context.Context) (answer, error) {
+			addrs, ttl, err := lookup(ctx, host)
+			return answer{addrs, ttl}, err
+		}
+	}
+	return func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
+		a, err := eitherWay(ctx, headStart, func(answer) {}, asking(&net.Dialer{Control: markWith(mark)}, host), asking(nil, host))
+		return a.addrs, a.ttl, err
+	}
+}
+
+// eitherWay returns what comes of whichever way succeeds first, of which the second begins when the first has failed,
+// or has had its time. What comes of the other one too is discarded, and all is over when it returns.
+func eitherWay[T any](ctx context.Context, after time.Duration, discard func(T), first, second func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {
-		c   net.Conn
+		is  T
 		err error
 	}
 	results := make(chan result)
-	start := func(dial func(context.Context) (net.Conn, error)) {
+	start := func(way func(context.Context) (T, error)) {
 		go func() {
-			c, err := dial(ctx)
-			results <- result{c, err}
+			is, err := way(ctx)
+			results <- result{is, err}
 		}()
 	}
 	start(first)
-	var won net.Conn
+	var won *T
 	var errs []error
 	begin := time.After(after) // nil: the second has begun
 	for waiting := 1; waiting > 0; {
@@ -56,9 +79,9 @@ func eitherWay(ctx context.Context, after time.Duration, first, second func(cont
 			case r.err != nil:
 				errs = append(errs, r.err)
 			case won != nil:
-				_ = r.c.Close()
+				discard(r.is)
 			default:
-				won = r.c
+				won = &r.is
 				cancel()
 			}
 		}
@@ -69,7 +92,8 @@ func eitherWay(ctx context.Context, after time.Duration, first, second func(cont
 		}
 	}
 	if won != nil {
-		return won, nil
+		return *won, nil
 	}
-	return nil, errors.Join(errs...)
+	var none T
+	return none, errors.Join(errs...)
 }

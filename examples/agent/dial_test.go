@@ -58,7 +58,7 @@ func TestEitherWay(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			start := time.Now()
-			c, err := eitherWay(ctx, headStart, dial("first", test.first), dial("second", test.second))
+			c, err := eitherWay(ctx, headStart, func(c net.Conn) { _ = c.Close() }, dial("first", test.first), dial("second", test.second))
 			took := time.Since(start)
 			got := ""
 			if err == nil {

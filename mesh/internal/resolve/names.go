@@ -95,10 +95,10 @@ type name struct {
 	answer Answer
 }
 
-// New returns Names that wants no name yet. A nil lookup is System(), a nil log discards.
+// New returns Names that wants no name yet. A nil lookup is System(nil), a nil log discards.
 func New(lookup Lookup, log *slog.Logger) *Names {
 	if lookup == nil {
-		lookup = System()
+		lookup = System(nil)
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)

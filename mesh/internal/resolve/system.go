@@ -53,18 +53,33 @@ var (
 //
 // Where resolv.conf is missing, names no server or is not what programs use (Windows, Apple's systems),
 // and where nsswitch.conf has sources of host names that matter besides the hosts file and DNS, in this
-// order, net.DefaultResolver is asked. It tells no TTL: a minute is assumed. Multicast DNS is not asked.
-func System() Lookup {
+// order, the standard library's resolver is asked. It tells no TTL: a minute is assumed. Multicast DNS is not asked.
+//
+// d dials the name servers; nil: as ever.
+func System(d *net.Dialer) Lookup {
+	s := newSystem("/etc")
+	if d != nil {
+		s.dialer, s.fallback = d, fallback(resolver(d))
+	}
 	switch runtime.GOOS {
 	case "windows", "darwin", "ios", "plan9", "js", "wasip1":
-		return fallback
+		return s.fallback
 	}
-	return newSystem("/etc").lookup
+	return s.lookup
 }
 
-// fallback asks the resolver of the standard library.
-func fallback(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+// resolver is the standard library's, with name servers that d dials.
+func resolver(d *net.Dialer) *net.Resolver { return &net.Resolver{PreferGo: true, Dial: d.DialContext} }
+
+// fallback asks a resolver of the standard library.
+func fallback(r *net.Resolver) Lookup {
+	return func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
+		return standard(ctx, r, host)
+	}
+}
+
+func standard(ctx context.Context, r *net.Resolver, host string) ([]netip.Addr, time.Duration, error) {
+	addrs, err := r.LookupNetIP(ctx, "ip", host)
 	if e, ok := errors.AsType[*net.DNSError](err); ok {
 		switch { // without the host, which the caller knows, and without ports, which differ each time
 		case e.IsNotFound:
@@ -84,6 +99,7 @@ type system struct {
 	port                        string // of name servers
 	hostname                    func() (string, error)
 	fallback                    Lookup
+	dialer                      *net.Dialer // nil: the usual one
 
 	mu     sync.Mutex
 	silent map[string]time.Time // servers that did not answer, and when
@@ -97,7 +113,7 @@ func newSystem(folder string) *system {
 		nsswitch:   filepath.Join(folder, "nsswitch.conf"),
 		port:       "53",
 		hostname:   os.Hostname,
-		fallback:   fallback,
+		fallback:   fallback(net.DefaultResolver),
 		silent:     make(map[string]time.Time),
 	}
 }
@@ -355,7 +371,7 @@ func (s *system) ask(ctx context.Context, conf config, limit time.Duration, serv
 		if edns {
 			q.SetEdns0(udpSize, false)
 		}
-		return transfer(one, network, net.JoinHostPort(server, s.port), q)
+		return transfer(one, s.dialer, network, net.JoinHostPort(server, s.port), q)
 	}
 	network := "udp"
 	if conf.useTCP {
@@ -397,8 +413,8 @@ func reason(err error) error {
 
 // transfer sends a query and waits for its answer until ctx ends. Over UDP, what is no answer to it is
 // passed over, since anybody may send that.
-func transfer(ctx context.Context, network, server string, q *dns.Msg) (*dns.Msg, error) {
-	conn, err := (&dns.Client{Net: network}).DialContext(ctx, server)
+func transfer(ctx context.Context, d *net.Dialer, network, server string, q *dns.Msg) (*dns.Msg, error) {
+	conn, err := (&dns.Client{Net: network, Dialer: d}).DialContext(ctx, server)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -686,7 +688,7 @@ func TestSystemFallsBack(t *testing.T) {
 func TestFallback(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	got, ttl, err := fallback(ctx, "localhost")
+	got, ttl, err := fallback(net.DefaultResolver)(ctx, "localhost")
 	if err != nil {
 		t.Skip(err)
 	}
@@ -694,8 +696,29 @@ func TestFallback(t *testing.T) {
 		t.Errorf("localhost is %v for %v", got, ttl)
 	}
 	cancel()
-	if _, _, err := fallback(ctx, "name.invalid"); err == nil || strings.Contains(err.Error(), "name.invalid") {
+	if _, _, err := fallback(net.DefaultResolver)(ctx, "name.invalid"); err == nil || strings.Contains(err.Error(), "name.invalid") {
 		t.Errorf("have %v", err)
+	}
+}
+
+// Name servers are dialled by the dialer there is, also by the standard library's resolver.
+func TestDialer(t *testing.T) {
+	refused := errors.New("refused by the dialer")
+	var asked atomic.Int32
+	d := &net.Dialer{Control: func(string, string, syscall.RawConn) error {
+		asked.Add(1)
+		return refused
+	}}
+	s := one(t, mute, "")
+	s.dialer = d
+	if _, _, err := s.lookup(t.Context(), "a.example"); !errors.Is(err, refused) || asked.Load() == 0 {
+		t.Errorf("got %v, with %d connections", err, asked.Load())
+	}
+	asked.Store(0)
+	if _, _, err := fallback(resolver(d))(t.Context(), "name.invalid."); err == nil {
+		t.Error("a name was found without a connection")
+	} else if asked.Load() == 0 && !errors.Is(err, ErrNoName) { // by a hosts file, or without servers
+		t.Errorf("got %v without a connection", err)
 	}
 }
 
