@@ -83,26 +83,53 @@ func Choose(ls []Link, first []netip.Addr, skip func(netip.Addr) bool, max int) 
 	return as[:min(len(as), max)]
 }
 
-// Sources returns the addresses the host would send from to the rest of the world. No packet is sent for
-// it: the addresses asked for are for documentation (RFC 5737, RFC 3849), and connecting UDP is a look
-// into the routes. control is that of a net.Dialer, for packets to which other routes apply; nil is for all others.
+// world are addresses far from each other, of each family: what most of them are reached from, the world is. A host
+// may have no way to one of them, or one of its own.
+var world = [][]string{
+	{"12.0.0.1:9", "58.0.0.1:9", "193.0.0.1:9"},
+	{"[2001:4860::1]:9", "[2400:cb00::1]:9", "[2a00:1450::1]:9"},
+}
+
+// Sources returns the addresses the host would send from to the rest of the world, one of each family at most. No packet
+// is sent for it: connecting UDP is a look into the routes. control is that of a net.Dialer, for packets to which other
+// routes apply; nil is for all others.
 func Sources(control func(network, address string, c syscall.RawConn) error) (as []netip.Addr, err error) {
 	d := net.Dialer{Control: control}
-	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
-		c, err := d.Dial("udp", to)
-		switch {
-		case err == nil:
-		case slices.ContainsFunc(scarce, func(e error) bool { return errors.Is(err, e) }):
-			return nil, fmt.Errorf("the addresses that the host sends from cannot be found out: %w", err)
-		default:
-			continue // no route
+	for _, family := range world {
+		var from []netip.Addr
+		for _, to := range family {
+			c, err := d.Dial("udp", to)
+			switch {
+			case err == nil:
+			case slices.ContainsFunc(scarce, func(e error) bool { return errors.Is(err, e) }):
+				return nil, fmt.Errorf("the addresses that the host sends from cannot be found out: %w", err)
+			default:
+				continue // no route
+			}
+			if a, ok := c.LocalAddr().(*net.UDPAddr); ok {
+				from = append(from, a.AddrPort().Addr().Unmap())
+			}
+			_ = c.Close()
 		}
-		if a, ok := c.LocalAddr().(*net.UDPAddr); ok {
-			as = append(as, a.AddrPort().Addr().Unmap())
+		if a, ok := commonest(from); ok {
+			as = append(as, a)
 		}
-		_ = c.Close()
 	}
 	return as, nil
+}
+
+// commonest returns what is in as most often; of several, the first.
+func commonest(as []netip.Addr) (best netip.Addr, ok bool) {
+	n := make(map[netip.Addr]int)
+	for _, a := range as {
+		n[a]++
+	}
+	for _, a := range as {
+		if n[a] > n[best] {
+			best = a
+		}
+	}
+	return best, best.IsValid()
 }
 
 // scarce is what a host may be short of, which says nothing of its routes.
