@@ -35,7 +35,7 @@ type Options struct {
 	// Logger receives what wireguard-go logs, at levels Debug and Error. nil discards it.
 	Logger *slog.Logger
 
-	// Bind makes the UDP sockets of a new device. nil: conn.NewDefaultBind. It is called once for each
+	// Bind makes the UDP sockets of a new device. nil: sockets of Warren's own. It is called once for each
 	// device, and what it returns is given to no other.
 	Bind func() conn.Bind
 

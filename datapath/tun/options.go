@@ -130,7 +130,7 @@ type Options struct {
 	// device what its owner may, and read its private key. Default: nobody but the owner, and root.
 	SocketGroup string
 
-	// Bind makes the UDP sockets of a new device. Default: conn.NewDefaultBind. It is called once for each
+	// Bind makes the UDP sockets of a new device. Default: sockets of Warren's own. It is called once for each
 	// device, and what it returns is given to no other; it is opened in UnderlayNamespace.
 	Bind func() conn.Bind
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,8 @@ import (
 
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/warren-mesh/warren/datapath/internal/sockets"
 )
 
 // bind is a conn.Bind that says which port it has, when a handshake may have come to an end, and
@@ -28,9 +29,7 @@ type bind struct {
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 	tried   func(to string, err error)               // that an initiation was sent, or could not be
 
-	out atomic.Pointer[[2]conn.Bind] // by whether it is IPv6: what sends, where that is not Bind itself; nil while there are no sockets
-
-	mu         sync.Mutex // guards what follows, and keeps resend from a Bind that is being copied
+	mu         sync.Mutex // guards what follows
 	port       uint16
 	ipv4, ipv6 bool
 }
@@ -48,8 +47,8 @@ func (w *watch) signal() {
 	}
 }
 
-// Open opens the sockets. conn.StdNetBind reports port 0 where one of the two families is missing,
-// upon which the device would forget its port; then the port is chosen here.
+// Open opens the sockets. Some Binds, as conn.StdNetBind, report port 0 where one of the two families is missing, upon
+// which the device would forget its port; then the port is chosen here.
 func (b *bind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
 	b.mu.Lock()
 	b.port = 0
@@ -84,13 +83,12 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 		}
 		if fns, _, err = b.Bind.Open(free); err == nil {
 			actual = free
-		} else if !portInUse(err) || try == 9 {
+		} else if !sockets.InUse(err) || try == 9 {
 			return nil, 0, err
 		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.out.Store(apart(b.Bind))
 	b.port, b.ipv4, b.ipv6 = actual, false, false
 	for i, fn := range fns {
 		name := fn.PrettyName()
@@ -98,52 +96,12 @@ func (b *bind) open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 		b.ipv6 = b.ipv6 || strings.HasSuffix(name, "v6") || strings.HasSuffix(name, "IPv6")
 		fns[i] = b.receive(fn)
 	}
-	if !b.ipv4 && !b.ipv6 { // a Bind that does not say
+	if f, ok := b.Bind.(interface{ Families() (ipv4, ipv6 bool) }); ok {
+		b.ipv4, b.ipv6 = f.Families()
+	} else if !b.ipv4 && !b.ipv6 { // a Bind that does not say
 		b.ipv4, b.ipv6 = true, true
 	}
 	return fns, actual, nil
-}
-
-// Close closes the sockets.
-func (b *bind) Close() error {
-	b.out.Store(nil)
-	return b.Bind.Close()
-}
-
-// apart returns copies of b, which was just opened, that send by the same sockets, one for IPv4 and one for IPv6; nil
-// where none is needed.
-//
-// conn.StdNetBind uses the memory of an address that it sent to again (udpAddrPool). For IPv4 it leaves that 4 bytes
-// long, and then copies no more than 4 of an IPv6 address into it: the others are of an address it sent to before, or
-// zero, and that is where the packet goes (https://github.com/WireGuard/wireguard-go/pull/135). Each copy has a memory of
-// its own, since b itself, which may be opened again, never sends and so has none.
-func apart(b conn.Bind) *[2]conn.Bind {
-	std, ok := b.(*conn.StdNetBind)
-	if !ok {
-		return nil
-	}
-	var out [2]conn.Bind
-	for i := range out {
-		c := reflect.New(reflect.TypeFor[conn.StdNetBind]())
-		c.Elem().Set(reflect.ValueOf(std).Elem())
-		out[i] = c.Interface().(conn.Bind)
-	}
-	return &out
-}
-
-// sendTo sends to ep.
-func (b *bind) sendTo(bufs [][]byte, ep conn.Endpoint) error {
-	if _, std := b.Bind.(*conn.StdNetBind); !std {
-		return b.Bind.Send(bufs, ep)
-	}
-	out := b.out.Load()
-	switch {
-	case out == nil:
-		return net.ErrClosed
-	case ep.DstIP().Is6():
-		return out[1].Send(bufs, ep)
-	}
-	return out[0].Send(bufs, ep)
 }
 
 // freePort returns a UDP port that was free a moment ago in the family there is.
@@ -216,12 +174,20 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			return nil
 		}
 	}
-	err := b.fromAnywhere(bufs, ep)
+	err := b.deliver(bufs, ep)
 	if initiation && !errors.Is(err, net.ErrClosed) {
 		b.tried(ep.DstToString(), err)
 		return nil
 	}
 	return err
+}
+
+// deliver sends to ep. What others than our own sockets refuse is tried in another way.
+func (b *bind) deliver(bufs [][]byte, ep conn.Endpoint) error {
+	if _, ours := b.Bind.(*sockets.Bind); ours {
+		return b.Bind.Send(bufs, ep)
+	}
+	return b.fromAnywhere(bufs, ep)
 }
 
 // fromAnywhere sends to ep. An endpoint remembers the local address it was last heard at; where that is gone from
@@ -241,13 +207,13 @@ func (b *bind) fromAnywhere(bufs [][]byte, ep conn.Endpoint) error {
 // send sends packets together or, where that is refused, one by one. A packet that is refused by itself
 // keeps no other from being sent.
 func (b *bind) send(bufs [][]byte, ep conn.Endpoint) error {
-	err := b.sendTo(bufs, ep)
+	err := b.Bind.Send(bufs, ep)
 	if len(bufs) < 2 || !refused(err) {
 		return err
 	}
 	var errs error
 	for i, p := range bufs {
-		err := b.sendTo([][]byte{p}, ep)
+		err := b.Bind.Send([][]byte{p}, ep)
 		if i == 0 && errors.Is(err, syscall.EINVAL) {
 			return err // it is not for its size: the local address is gone
 		}
@@ -273,7 +239,7 @@ func (b *bind) resend(msg []byte, to netip.AddrPort) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ep, err := b.Bind.ParseEndpoint(to.String()); err == nil {
-		_ = b.sendTo([][]byte{msg}, ep) // it was only one more try
+		_ = b.Bind.Send([][]byte{msg}, ep) // it was only one more try
 	}
 }
 
@@ -284,20 +250,13 @@ func (b *bind) families() (ipv4, ipv6 bool) {
 	return b.ipv4, b.ipv6
 }
 
-// portInUse reports whether err says that another socket has the port.
-func portInUse(err error) bool {
-	const wsaEADDRINUSE = syscall.Errno(10048)
-	var errno syscall.Errno
-	return errors.Is(err, syscall.EADDRINUSE) || errors.As(err, &errno) && errno == wsaEADDRINUSE
-}
-
 // probe reports why the default bind could not open port, without disturbing the sockets there are.
 func probe(port uint16) error {
 	for _, network := range []string{"udp4", "udp6"} {
 		c, err := net.ListenUDP(network, &net.UDPAddr{Port: int(port)})
 		if err == nil {
 			c.Close()
-		} else if portInUse(err) {
+		} else if sockets.InUse(err) {
 			return fmt.Errorf("%s: %w", network, err)
 		}
 	}

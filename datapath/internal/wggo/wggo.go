@@ -19,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/sockets"
 	"github.com/warren-mesh/warren/datapath/internal/uapi"
 	"github.com/warren-mesh/warren/datapath/key"
 )
@@ -32,7 +33,7 @@ type Options struct {
 	// Logger receives what wireguard-go logs, at levels Debug and Error.
 	Logger *slog.Logger
 
-	// Bind makes the UDP sockets of a new device. nil: conn.NewDefaultBind, whose port is probed before
+	// Bind makes the UDP sockets of a new device. nil: our own, whose port is probed before
 	// the sockets there are given up.
 	Bind func() conn.Bind
 
@@ -288,7 +289,7 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 	if err != nil {
 		return none(err)
 	}
-	inner := conn.NewDefaultBind
+	inner := func() conn.Bind { return sockets.New(sockets.Options{}) }
 	if n.o.Bind != nil {
 		inner = n.o.Bind
 	}
@@ -311,7 +312,7 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 	}
 	if err != nil {
 		w.Close()
-		if portInUse(err) {
+		if sockets.InUse(err) {
 			err = n.inUse(d.ListenPort, err)
 		}
 		return none(err)
@@ -447,7 +448,7 @@ func (n *WireGuard) changePort(w *wireguard, to, from uint16) error {
 	if err == nil {
 		return nil
 	}
-	if portInUse(err) {
+	if sockets.InUse(err) {
 		err = n.inUse(to, err)
 	} else {
 		err = fmt.Errorf("UDP port %d: %w", to, err)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.zx2c4.com/wireguard/conn"
 
+	"github.com/warren-mesh/warren/datapath/internal/sockets"
 	"github.com/warren-mesh/warren/datapath/key"
 )
 
@@ -95,7 +96,7 @@ func TestProbe(t *testing.T) {
 	}
 	defer c.Close()
 	port := uint16(c.LocalAddr().(*net.UDPAddr).Port)
-	if err := probe(port); !portInUse(err) {
+	if err := probe(port); !sockets.InUse(err) {
 		t.Errorf("a port that one address has: %v", err)
 	}
 	free, err := freePort()
