@@ -128,7 +128,7 @@ func (p *Packet) add(s *segment) bool {
 		if s.b[1] != p.hdr[1] || get16(s.b[atFragment:]) != get16(p.hdr[atFragment:]) || s.b[8] != p.hdr[8] {
 			return false
 		}
-		step := (get16(s.b[atID:]) - p.id)
+		step := get16(s.b[atID:]) - p.id
 		if p.count == 1 {
 			// Some count packets that cannot be fragmented, some do not; the others have to be counted.
 			if step != 1 && (step != 0 || get16(s.b[atFragment:])&dontFragment == 0) {
