@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -35,22 +36,48 @@ func BenchmarkTCP(b *testing.B) {
 			}, p.DialContext)
 			ours.send(b, size/8)
 			other.send(b, size/8)
-			var t1, t2 time.Duration
+			var u1, u2 usage
 			b.SetBytes(size)
 			b.ResetTimer()
 			for range b.N {
-				t1 += ours.send(b, size)
+				u1.measure(func() { ours.send(b, size) })
 				b.StopTimer()
-				t2 += other.send(b, size)
+				u2.measure(func() { other.send(b, size) })
 				b.StartTimer()
 			}
-			mbps := func(t time.Duration) float64 { return float64(b.N) * size / 1e6 / t.Seconds() }
 			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(mbps(t1), "ours-MB/s")
-			b.ReportMetric(mbps(t2), "theirs-MB/s")
-			b.ReportMetric(t2.Seconds()/t1.Seconds(), "ratio")
+			report(b, u1, u2, float64(b.N)*size)
 		})
 	}
+}
+
+// usage is what something took.
+type usage struct {
+	wall, cpu     time.Duration
+	allocs, bytes uint64
+}
+
+func (u *usage) measure(do func()) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	cpu, start := cpuTime(), time.Now()
+	do()
+	u.wall += time.Since(start)
+	u.cpu += cpuTime() - cpu
+	runtime.ReadMemStats(&after)
+	u.allocs += after.Mallocs - before.Mallocs
+	u.bytes += after.TotalAlloc - before.TotalAlloc
+}
+
+// report compares what it took to send so many bytes.
+func report(b *testing.B, ours, theirs usage, size float64) {
+	for name, u := range map[string]usage{"ours": ours, "theirs": theirs} {
+		b.ReportMetric(size/1e6/u.wall.Seconds(), name+"-MB/s")
+		b.ReportMetric(u.cpu.Seconds()/size*1e9, name+"-cpu-s/GB")
+		b.ReportMetric(float64(u.allocs)/size*1e6, name+"-allocs/MB")
+	}
+	b.ReportMetric(theirs.wall.Seconds()/ours.wall.Seconds(), "ratio")
+	b.ReportMetric(theirs.cpu.Seconds()/ours.cpu.Seconds(), "cpu-ratio")
 }
 
 // BenchmarkManyAddresses sends beside idle connections to as many addresses of Local, which should not

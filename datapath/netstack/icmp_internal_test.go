@@ -151,5 +151,5 @@ func FuzzReceive(f *testing.F) {
 	e.hop(netip.MustParsePrefix("10.0.0.0/8"), func(h *hop) { h.route = true })
 	e.src4, e.src6 = a4, a6
 	l.table.Store(&e.table)
-	f.Fuzz(func(t *testing.T, b []byte) { l.receive(b) })
+	f.Fuzz(func(t *testing.T, b []byte) { l.receive([][]byte{b}, 0) })
 }

@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -9,6 +10,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/warren-mesh/warren/datapath/netstack/internal/offload"
 )
 
 // link is the one network interface of the stack, and the place where packets are judged. The stack
@@ -16,12 +19,17 @@ import (
 // own tables are made for a handful of addresses and routes: it keeps an object for each address, and
 // searches its routes from first to last.
 //
-//	stack -> WritePackets -> out (queue) -> tun.Read  -> WireGuard       a routed destination
-//	                      -> in (queue)  -> loopback goroutine -> stack  this node, or an ICMP error
-//	WireGuard -> tun.Write -> receive -> stack                           Local and Addrs
+//	stack -> WritePackets -> out (queue) -> tun.Read, cut  -> WireGuard       a routed destination
+//	                      -> in (queue)  -> loopback goroutine -> stack       this node, or an ICMP error
+//	WireGuard -> tun.Write -> accept -> merge -> deliver -> stack             Local and Addrs
+//
+// The stack hands over TCP segments of up to 64 KiB without checksums, as to a network card that cuts
+// them, and gets ones of that size: a packet costs it the same at any size. So it is link, and not the
+// stack, that keeps to the MTU and to checksums of TCP.
 type link struct {
-	table atomic.Pointer[table]
-	mtu   atomic.Uint32
+	table   atomic.Pointer[table]
+	mtu     atomic.Uint32
+	batches sync.Pool // of *offload.Coalescer, for tun.Write
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
@@ -34,17 +42,25 @@ type link struct {
 	pings  *pings                // who waits for answers that the stack does not know of
 }
 
+// Bounds of the queues. A packet that is still to be cut counts as what it is, not as its segments.
 const (
 	outPackets = 512
+	outBytes   = 1 << 20
 	inPackets  = 4096
 )
+
+// maxSegment is the largest TCP segment asked of the stack, which keeps 161 bytes of it for headers that
+// it does not have. What is left is 48 times the 1340 bytes that a packet of 1420 carries where there is
+// room for SACK: all of them are of one size then, which UDP GSO below WireGuard wants.
+const maxSegment = 48*1340 + 161
 
 func newLink(mtu int) *link {
 	l := &link{}
 	l.table.Store(newTable())
 	l.mtu.Store(uint32(mtu))
-	l.out.init(outPackets)
-	l.in.init(inPackets)
+	l.batches.New = func() any { return new(offload.Coalescer) }
+	l.out.init(outPackets, outBytes)
+	l.in.init(inPackets, math.MaxInt)
 	return l
 }
 
@@ -61,6 +77,10 @@ func (l *link) AddHeader(*stack.PacketBuffer)                {}
 func (l *link) ParseHeader(*stack.PacketBuffer) bool         { return true }
 func (l *link) Close()                                       {}
 func (l *link) SetOnCloseAction(func())                      {}
+
+// GSOMaxSize and SupportedGSO make it a stack.GSOEndpoint.
+func (l *link) GSOMaxSize() uint32               { return maxSegment }
+func (l *link) SupportedGSO() stack.SupportedGSO { return stack.HostGSOSupported }
 
 func (l *link) Attach(d stack.NetworkDispatcher) {
 	l.mu.Lock()
@@ -134,15 +154,32 @@ func (l *link) refuse(pkt *stack.PacketBuffer) {
 	}
 }
 
-// receive takes a packet that came out of the device. b is the caller's again when it returns.
-func (l *link) receive(b []byte) {
+// receive takes packets that came out of the device, which are the caller's again when it returns.
+func (l *link) receive(bufs [][]byte, offset int) {
+	t := l.table.Load()
+	batch := l.batches.Get().(*offload.Coalescer)
+	for _, b := range bufs {
+		if b = b[offset:]; l.accept(t, b) {
+			batch.Add(b)
+		}
+	}
+	packets := batch.Packets()
+	for i := range packets {
+		l.deliver(inbound(&packets[i]))
+	}
+	batch.Reset()
+	l.batches.Put(batch)
+}
+
+// accept judges a packet that came out of the device: whether it is for the stack. What there is to
+// answer, it answers.
+func (l *link) accept(t *table, b []byte) bool {
 	dst, ok := destination(b)
 	if !ok || dst.IsMulticast() {
-		return
+		return false
 	}
-	t := l.table.Load()
 	if src, _ := source(b); t.mine(src) || tooBig(b) {
-		return
+		return false
 	}
 	switch {
 	case !t.accepts(dst):
@@ -151,8 +188,48 @@ func (l *link) receive(b []byte) {
 		l.reject(t, b, hostUnreachable)
 	case l.pings.take(b):
 	default:
-		l.deliver(stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(b)}))
+		return true
 	}
+	return false
+}
+
+// verified is the Hash, which the stack does not use of packets that come in, of one whose checksums are
+// right. That of others is 0, and the stack looks for itself.
+const verified = 1
+
+// viewSize is the size of the pieces that packets are given to the stack in: pools have powers of two,
+// and two of these hold the largest packet with less to spare than one does.
+const viewSize = 32 << 10
+
+// inbound returns a packet for the stack. Headers and payload are in views of their own: the stack copies
+// a view whole before it looks at a header in it that comes second.
+func inbound(p *offload.Packet) *stack.PacketBuffer {
+	var all, payload buffer.Buffer
+	if h := p.Header(); len(h) > 0 {
+		all = buffer.MakeWithData(h)
+	}
+	var v *buffer.View
+	left := p.Size
+	for _, b := range p.Pieces {
+		for len(b) > 0 {
+			if v == nil {
+				v = buffer.NewView(min(left, viewSize))
+			}
+			n, _ := v.Write(b[:min(len(b), min(left, viewSize)-v.Size())])
+			b = b[n:]
+			if v.Size() == min(left, viewSize) {
+				left -= v.Size()
+				payload.Append(v)
+				v = nil
+			}
+		}
+	}
+	all.Merge(&payload)
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: all})
+	if p.Verified {
+		pkt.Hash = verified
+	}
+	return pkt
 }
 
 // deliver hands a packet to the stack.
@@ -209,11 +286,17 @@ func (l *link) loopback() {
 	}
 }
 
-// loop delivers one packet of loopback's.
+// loop delivers one packet of loopback's. One of TCP may be large, and without a checksum.
 func (l *link) loop(pkt *stack.PacketBuffer) {
+	defer pkt.DecRef()
+	if pkt.TransportProtocolNumber == header.TCPProtocolNumber {
+		in := pkt.CloneToInbound()
+		in.Hash = verified
+		l.deliver(in)
+		return
+	}
 	v := pkt.ToView()
 	defer v.Release()
-	pkt.DecRef()
 	b := v.AsSlice()
 	if dst, _ := destination(b); isEcho(b) && !l.answer(dst) || l.pings.take(b) {
 		return
@@ -227,20 +310,24 @@ type queue struct {
 	mu       sync.Mutex
 	readable sync.Cond
 	writable sync.Cond
-	max      int
+	packets  int // the most there may be
+	bytes    int // and the sum of sizes at which there may be no more
 	open     bool
 	pkts     []*stack.PacketBuffer
+	size     int // of all in pkts
 }
 
-func (q *queue) init(max int) {
-	q.readable.L, q.writable.L, q.max = &q.mu, &q.mu, max
+func (q *queue) init(packets, bytes int) {
+	q.readable.L, q.writable.L, q.packets, q.bytes = &q.mu, &q.mu, packets, bytes
 }
+
+func (q *queue) full() bool { return len(q.pkts) >= q.packets || q.size >= q.bytes }
 
 // put appends pkt. Where the queue is full it waits, or drops pkt and returns false; where the queue
 // is closed it drops pkt and returns true, as there is nobody to send it again for.
 func (q *queue) put(pkt *stack.PacketBuffer, wait bool) bool {
 	q.mu.Lock()
-	for q.open && len(q.pkts) >= q.max {
+	for q.open && q.full() {
 		if !wait {
 			q.mu.Unlock()
 			pkt.DecRef()
@@ -254,6 +341,7 @@ func (q *queue) put(pkt *stack.PacketBuffer, wait bool) bool {
 		return true
 	}
 	q.pkts = append(q.pkts, pkt)
+	q.size += pkt.Size()
 	if len(q.pkts) == 1 {
 		q.readable.Signal()
 	}
@@ -272,7 +360,7 @@ func (q *queue) take(empty []*stack.PacketBuffer) (pkts []*stack.PacketBuffer, o
 	if !q.open {
 		return nil, false
 	}
-	pkts, q.pkts = q.pkts, empty[:0]
+	pkts, q.pkts, q.size = q.pkts, empty[:0], 0
 	q.writable.Broadcast()
 	return pkts, true
 }
@@ -291,7 +379,7 @@ func (q *queue) close() {
 	for _, p := range q.pkts {
 		p.DecRef()
 	}
-	q.pkts = nil
+	q.pkts, q.size = nil, 0
 	q.readable.Broadcast()
 	q.writable.Broadcast()
 	q.mu.Unlock()

@@ -107,6 +107,14 @@ type endpoint struct {
 	temps *stack.AddressableEndpointState
 }
 
+// HandlePacket takes a packet from link, by way of the interface, which has forgotten what link verified.
+func (e *endpoint) HandlePacket(pkt *stack.PacketBuffer) {
+	if pkt.Hash == verified {
+		pkt.RXChecksumValidated = true
+	}
+	e.NetworkEndpoint.HandlePacket(pkt)
+}
+
 // AcquireAssignedAddress is what the stack calls for a route; ipv4 itself calls its own.
 func (e *endpoint) AcquireAssignedAddress(local tcpip.Address, allowTemp bool, peb stack.PrimaryEndpointBehavior, readOnly bool) stack.AddressEndpoint {
 	if e.temps == nil {
