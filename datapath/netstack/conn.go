@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -301,101 +300,3 @@ func (l *tcpListener) Accept() (net.Conn, error) {
 }
 
 func (l *tcpListener) Addr() net.Addr { return l.local }
-
-// udpConn is a UDP socket, connected or not.
-type udpConn struct{ socket }
-
-func (c *udpConn) Read(b []byte) (int, error) {
-	n, _, err := c.read(b)
-	return n, err
-}
-
-func (c *udpConn) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, from, err := c.read(b)
-	if err != nil {
-		return n, nil, err
-	}
-	return n, net.UDPAddrFromAddrPort(from), nil
-}
-
-// ReadFromUDPAddrPort is ReadFrom without its allocations.
-func (c *udpConn) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) { return c.read(b) }
-
-func (c *udpConn) read(b []byte) (n int, from netip.AddrPort, err error) {
-	c.reads.mu.Lock()
-	defer c.reads.mu.Unlock()
-	w := tcpip.SliceWriter(b)
-	err = c.block(&c.reads, "read", func() tcpip.Error {
-		res, e := c.ep.Read(&w, tcpip.ReadOptions{NeedRemoteAddr: true})
-		if _, short := e.(*tcpip.ErrBadBuffer); short && len(b) == 0 {
-			e = nil
-		}
-		n = res.Count
-		if e == nil {
-			from = addrPort(res.RemoteAddr)
-		}
-		return e
-	})
-	if err == io.EOF {
-		err = c.opError("read", net.ErrClosed)
-	}
-	return n, from, err
-}
-
-func (c *udpConn) Write(b []byte) (int, error) {
-	if c.remote == nil {
-		return 0, c.opError("write", errors.New("no destination: the socket is not connected"))
-	}
-	return c.write(b, nil, c.remote.(*net.UDPAddr).AddrPort().Addr())
-}
-
-func (c *udpConn) WriteTo(b []byte, to net.Addr) (int, error) {
-	a, ok := to.(*net.UDPAddr)
-	if !ok || a == nil {
-		return 0, c.opError("write", &net.AddrError{Err: "not a UDP address", Addr: addrString(to)})
-	}
-	return c.WriteToUDPAddrPort(b, a.AddrPort())
-}
-
-func addrString(a net.Addr) string {
-	if a == nil {
-		return "<nil>"
-	}
-	return a.String()
-}
-
-// WriteToUDPAddrPort is WriteTo for those who have no net.Addr.
-func (c *udpConn) WriteToUDPAddrPort(b []byte, to netip.AddrPort) (int, error) {
-	if c.remote != nil {
-		return 0, c.opError("write", net.ErrWriteToConnected)
-	}
-	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-	if !to.IsValid() || to.Addr().IsUnspecified() || to.Addr().Zone() != "" {
-		return 0, c.opError("write", &net.AddrError{Err: "not a destination", Addr: to.String()})
-	}
-	f := fullAddr(to)
-	return c.write(b, &f, to.Addr())
-}
-
-func (c *udpConn) write(b []byte, to *tcpip.FullAddress, dst netip.Addr) (n int, err error) {
-	if c.isClosed() {
-		return 0, c.opError("write", net.ErrClosed)
-	}
-	t := c.n.link.table.Load()
-	if v, _ := t.send(dst); v == unreachable {
-		return 0, c.opError("write", &WaitError{Addr: dst, Err: ErrNoRoute})
-	}
-	c.writes.mu.Lock()
-	defer c.writes.mu.Unlock()
-	var r bytes.Reader
-	err = c.block(&c.writes, "write", func() tcpip.Error {
-		r.Reset(b)
-		done, e := c.ep.Write(&r, tcpip.WriteOptions{To: to})
-		n = int(done)
-		if _, full := e.(*tcpip.ErrNoBufferSpace); full {
-			return nil // lost, as on any link
-		}
-		return e
-	})
-	return n, err
-}

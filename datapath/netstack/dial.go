@@ -13,7 +13,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
@@ -191,30 +190,10 @@ func (n *Net) dialUDP(ctx context.Context, network string, to netip.AddrPort) (n
 	if err := n.await(ctx, to.Addr()); err != nil {
 		return nil, err
 	}
-	return n.newUDPConn(network, protocolOf(to.Addr()), false, netip.AddrPort{}, to)
-}
-
-func (n *Net) newUDPConn(network string, proto tcpip.NetworkProtocolNumber, only6 bool, from, to netip.AddrPort) (*udpConn, error) {
-	wq := new(waiter.Queue)
-	ep, terr := n.stack.NewEndpoint(udp.ProtocolNumber, proto, wq)
-	if terr != nil {
-		return nil, sysError("socket", terr)
+	c, err := n.openUDP(network, family{to.Addr().Is4(), to.Addr().Is6()}, netip.AddrPort{}, to)
+	if err != nil {
+		return nil, err
 	}
-	ep.SocketOptions().SetV6Only(only6)
-	c := &udpConn{socket{n: n, ep: ep, wq: wq, network: network}}
-	if to.IsValid() {
-		if terr := ep.Connect(fullAddr(to)); terr != nil {
-			ep.Close()
-			return nil, sysError("connect", terr)
-		}
-		c.remote = net.UDPAddrFromAddrPort(to)
-	} else if terr := ep.Bind(fullAddr(from)); terr != nil {
-		ep.Close()
-		return nil, sysError("bind", terr)
-	}
-	local, _ := ep.GetLocalAddress()
-	c.local = net.UDPAddrFromAddrPort(localAddr(local, proto))
-	c.init()
 	return c, nil
 }
 
@@ -269,7 +248,8 @@ func (n *Net) listenTCP(network string, from netip.AddrPort, proto tcpip.Network
 	local, _ := ep.GetLocalAddress()
 	l.local = net.TCPAddrFromAddrPort(localAddr(local, proto))
 	l.init()
-	if !n.hold(&l.socket, from.Addr()) {
+	var ok bool
+	if l.atEnd, ok = n.hold(from.Addr()); !ok {
 		ep.Abort()
 		return nil, errClosed
 	}
@@ -277,7 +257,8 @@ func (n *Net) listenTCP(network string, from netip.AddrPort, proto tcpip.Network
 }
 
 // ListenPacket is Listen for UDP. What is sent without a source address of its own, from a socket on
-// the wildcard, has the one a dial to the same destination would have.
+// the wildcard, has the one a dial to the same destination would have. The net.PacketConn is a *UDPConn,
+// as is the net.Conn of a dial.
 func (n *Net) ListenPacket(network, address string) (net.PacketConn, error) {
 	isTCP, from, proto, only6, err := n.listenAddr(network, address)
 	if err == nil && isTCP {
@@ -286,10 +267,14 @@ func (n *Net) ListenPacket(network, address string) (net.PacketConn, error) {
 	if err != nil {
 		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
 	}
-	c, err := n.newUDPConn(network, proto, only6, from, netip.AddrPort{})
-	if err == nil && !n.hold(&c.socket, from.Addr()) {
-		c.ep.Abort()
-		err = errClosed
+	is4 := proto == header.IPv4ProtocolNumber
+	c, err := n.openUDP(network, family{is4 || !only6, !is4}, from, netip.AddrPort{})
+	if err == nil {
+		var ok bool
+		if c.atEnd, ok = n.hold(from.Addr()); !ok {
+			c.Close()
+			err = errClosed
+		}
 	}
 	if err != nil {
 		return nil, &net.OpError{Op: "listen", Net: network, Addr: net.UDPAddrFromAddrPort(from), Err: err}
@@ -297,23 +282,23 @@ func (n *Net) ListenPacket(network, address string) (net.PacketConn, error) {
 	return c, nil
 }
 
-// hold has the stack answer echo requests to the address of a listener, until that is closed. It
+// hold has the stack answer echo requests to the address of a listener, until release is called. It
 // returns false if the Net is closed.
-func (n *Net) hold(s *socket, a netip.Addr) bool {
+func (n *Net) hold(a netip.Addr) (release func(), ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.isClosed() {
-		return false
+		return nil, false
 	}
-	if !a.IsUnspecified() {
-		n.pin(a)
-		s.atEnd = func() {
-			n.mu.Lock()
-			n.unpin(a)
-			n.mu.Unlock()
-		}
+	if a.IsUnspecified() {
+		return nil, true
 	}
-	return true
+	n.pin(a)
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.unpin(a)
+	}, true
 }
 
 // listenAddr judges the arguments of a listening call.

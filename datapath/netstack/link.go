@@ -40,6 +40,7 @@ type link struct {
 	answer func(netip.Addr) bool // whether echo requests to one of Local are for the stack to answer
 	allow  func() bool           // whether one more ICMP error may be sent now
 	pings  *pings                // who waits for answers that the stack does not know of
+	udp    sockets               // of our own
 }
 
 // Bounds of the queues. A packet that is still to be cut counts as what it is, not as its segments.
@@ -186,7 +187,7 @@ func (l *link) accept(t *table, b []byte) bool {
 		l.reject(t, b, netUnreachable)
 	case isEcho(b) && !t.isAddr(dst) && !l.answer(dst):
 		l.reject(t, b, hostUnreachable)
-	case l.pings.take(b):
+	case l.pings.take(b), l.udp.take(b):
 	default:
 		return true
 	}
@@ -298,7 +299,7 @@ func (l *link) loop(pkt *stack.PacketBuffer) {
 	v := pkt.ToView()
 	defer v.Release()
 	b := v.AsSlice()
-	if dst, _ := destination(b); isEcho(b) && !l.answer(dst) || l.pings.take(b) {
+	if dst, _ := destination(b); isEcho(b) && !l.answer(dst) || l.pings.take(b) || l.udp.take(b) {
 		return
 	}
 	l.deliver(stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(b)}))

@@ -12,6 +12,7 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/wggo"
@@ -105,6 +106,7 @@ func New(o Options) (*Net, error) {
 		return nil, fmt.Errorf("netstack: %w", err)
 	}
 	n.stack = s
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, n.link.udp.takeWhole)
 	n.link.allow = s.AllowICMPMessage
 	n.link.answer = n.isPinned
 	n.link.pings = &n.pings
