@@ -3,6 +3,7 @@ package netstack
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -82,6 +83,23 @@ func configure(s *stack.Stack, l *link) error {
 		{Destination: header.IPv6EmptySubnet, NIC: nicID},
 	})
 	return nil
+}
+
+// near is a round trip that the buffers a connection begins with are large enough for: they have 512 KiB
+// on its way, 175 MB/s. It is measured in whole milliseconds, of which a shorter one has up to two.
+const near = 3 * time.Millisecond
+
+// tune has the buffers of a new connection stay as they are where its handshake took no longer than near.
+// Else what waits in WireGuard's queues, in 64 KiB a packet, is taken for the length of the path, and all
+// buffers grow to the maximum between hosts that are next to each other.
+func tune(ep tcpip.Endpoint) {
+	var info tcpip.TCPInfoOption
+	if ep.GetSockOpt(&info) != nil || info.RTT > near {
+		return
+	}
+	o := ep.SocketOptions()
+	o.SetSendBufferSize(tcpBuffer, true)
+	o.SetReceiveBufferSize(tcpBuffer, true)
 }
 
 // protocol is IPv4 or IPv6 with link's choice of source addresses. The stack would take the first of
