@@ -7,7 +7,10 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,26 +32,31 @@ func BenchmarkTCP(b *testing.B) {
 		b.Run(fmt.Sprintf("streams=%d", streams), func(b *testing.B) {
 			const size = 64 << 20 // bytes of one turn
 			x, y := pair(b)
-			ours := newStreams(b, streams, func() (net.Listener, error) { return y.Listen("tcp", "10.0.0.2:80") }, x.DialContext)
-			p, q := theirPair(b)
-			other := newStreams(b, streams, func() (net.Listener, error) {
-				return q.ListenTCP(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 80})
-			}, p.DialContext)
-			ours.send(b, size/8)
-			other.send(b, size/8)
-			var u1, u2 usage
-			b.SetBytes(size)
-			b.ResetTimer()
-			for range b.N {
-				u1.measure(func() { ours.send(b, size) })
-				b.StopTimer()
-				u2.measure(func() { other.send(b, size) })
-				b.StartTimer()
-			}
-			b.ReportMetric(0, "ns/op")
-			report(b, u1, u2, float64(b.N)*size)
+			p, q := theirPair(b, conn.NewDefaultBind)
+			compare(b, streams, size, x, y, p, q)
 		})
 	}
+}
+
+// compare has two pairs take turns at sending size bytes.
+func compare(b *testing.B, streams int, size int64, x, y *node, p, q *theirs.Net) {
+	ours := newStreams(b, streams, func() (net.Listener, error) { return y.Listen("tcp", "10.0.0.2:80") }, x.DialContext)
+	other := newStreams(b, streams, func() (net.Listener, error) {
+		return q.ListenTCP(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 80})
+	}, p.DialContext)
+	ours.send(b, size/8)
+	other.send(b, size/8)
+	var u1, u2 usage
+	b.SetBytes(size)
+	b.ResetTimer()
+	for range b.N {
+		u1.measure(func() { ours.send(b, size) })
+		b.StopTimer()
+		u2.measure(func() { other.send(b, size) })
+		b.StartTimer()
+	}
+	b.ReportMetric(0, "ns/op")
+	report(b, u1, u2, float64(b.N)*float64(size))
 }
 
 // usage is what something took.
@@ -78,6 +86,73 @@ func report(b *testing.B, ours, theirs usage, size float64) {
 	}
 	b.ReportMetric(theirs.wall.Seconds()/ours.wall.Seconds(), "ratio")
 	b.ReportMetric(theirs.cpu.Seconds()/ours.cpu.Seconds(), "cpu-ratio")
+}
+
+// BenchmarkPath is BenchmarkTCP with one stream over paths that take time and lose packets.
+//
+//	go test -run '^$' -bench Path -benchtime 5x ./datapath/netstack/
+func BenchmarkPath(b *testing.B) {
+	for _, test := range []struct {
+		name string
+		path path
+		size int64
+	}{
+		{"20ms", path{delay: 10 * time.Millisecond}, 64 << 20},
+		{"80ms", path{delay: 40 * time.Millisecond}, 128 << 20},
+		{"20ms,loss=1%", path{delay: 10 * time.Millisecond, loss: 0.01}, 4 << 20},
+	} {
+		b.Run(test.name, func(b *testing.B) {
+			bind := func() conn.Bind { return over(test.path, conn.NewDefaultBind()) }
+			x := newNode(b, "x", netstack.Options{Bind: bind}, "10.0.0.1")
+			y := newNode(b, "y", netstack.Options{Bind: bind}, "10.0.0.2")
+			connect(x, y)
+			p, q := theirPair(b, bind)
+			compare(b, 1, test.size, x, y, p, q)
+		})
+	}
+}
+
+// BenchmarkPeakMemory compares how much memory a process has had after it sent 512 MiB in four streams.
+//
+//	go test -run '^$' -bench PeakMemory -benchtime 3x ./datapath/netstack/
+func BenchmarkPeakMemory(b *testing.B) {
+	const which = "WARREN_PEAK_MEMORY"
+	const size = 512 << 20
+	if of := os.Getenv(which); of != "" { // the process to be measured
+		var s *streams
+		if of == "ours" {
+			x, y := pair(b)
+			s = newStreams(b, 4, func() (net.Listener, error) { return y.Listen("tcp", "10.0.0.2:80") }, x.DialContext)
+		} else {
+			p, q := theirPair(b, conn.NewDefaultBind)
+			s = newStreams(b, 4, func() (net.Listener, error) {
+				return q.ListenTCP(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 80})
+			}, p.DialContext)
+		}
+		s.send(b, size)
+		return
+	}
+	peaks := make(map[string][]float64)
+	for range b.N {
+		for _, of := range []string{"ours", "theirs"} {
+			cmd := exec.Command(os.Args[0], "-test.run", "^$", "-test.bench", "^BenchmarkPeakMemory$", "-test.benchtime", "1x")
+			cmd.Env = append(os.Environ(), which+"="+of)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				b.Fatalf("%v\n%s", err, out)
+			}
+			peaks[of] = append(peaks[of], float64(peakMemory(cmd.ProcessState))/1e6)
+		}
+	}
+	ours, theirs := median(peaks["ours"]), median(peaks["theirs"])
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ours, "ours-MB")
+	b.ReportMetric(theirs, "theirs-MB")
+	b.ReportMetric(ours/theirs, "ratio")
+}
+
+func median(of []float64) float64 {
+	slices.Sort(of)
+	return of[len(of)/2]
 }
 
 // BenchmarkManyAddresses sends beside idle connections to as many addresses of Local, which should not
@@ -189,7 +264,7 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
 // theirPair is pair with wireguard-go's netstack.
-func theirPair(b *testing.B) (x, y *theirs.Net) {
+func theirPair(b *testing.B, bind func() conn.Bind) (x, y *theirs.Net) {
 	b.Helper()
 	keys := [2]key.Private{newKey(b), newKey(b)}
 	var devs [2]*device.Device
@@ -200,7 +275,7 @@ func theirPair(b *testing.B) (x, y *theirs.Net) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		devs[i], nets[i] = device.NewDevice(tun, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, "")), n
+		devs[i], nets[i] = device.NewDevice(tun, bind(), device.NewLogger(device.LogLevelSilent, "")), n
 		b.Cleanup(devs[i].Close)
 		c, err := net.ListenUDP("udp", nil)
 		if err != nil {

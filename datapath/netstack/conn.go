@@ -204,6 +204,7 @@ func (n *Net) newTCPConn(ep tcpip.Endpoint, wq *waiter.Queue, network string) *t
 	c.local, c.remote = net.TCPAddrFromAddrPort(addrPort(local)), net.TCPAddrFromAddrPort(addrPort(remote))
 	c.init()
 	// As the net package does: a connection whose other end is gone is found out in the end.
+	tune(ep)
 	o := ep.SocketOptions()
 	o.SetKeepAlive(true)
 	idle, interval := tcpip.KeepaliveIdleOption(15*time.Second), tcpip.KeepaliveIntervalOption(15*time.Second)

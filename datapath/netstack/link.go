@@ -30,6 +30,7 @@ type link struct {
 	table   atomic.Pointer[table]
 	mtu     atomic.Uint32
 	batches sync.Pool // of *offload.Coalescer, for tun.Write
+	holes   offload.Holes
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
@@ -59,7 +60,7 @@ func newLink(mtu int) *link {
 	l := &link{}
 	l.table.Store(newTable())
 	l.mtu.Store(uint32(mtu))
-	l.batches.New = func() any { return new(offload.Coalescer) }
+	l.batches.New = func() any { return &offload.Coalescer{Holes: &l.holes} }
 	l.out.init(outPackets, outBytes)
 	l.in.init(inPackets, math.MaxInt)
 	return l
@@ -106,6 +107,9 @@ func (l *link) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 		v, _ := t.send(dst)
 		switch v {
 		case outside:
+			if pkt.TransportProtocolNumber == header.TCPProtocolNumber {
+				l.holes.Sent(pkt.NetworkHeader().Slice(), pkt.TransportHeader().Slice())
+			}
 			if !l.out.put(pkt.IncRef(), mayWait(pkt)) {
 				return i, &tcpip.ErrNoBufferSpace{}
 			}

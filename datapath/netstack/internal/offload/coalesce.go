@@ -13,6 +13,9 @@ import (
 // them back. Each of them has right checksums, since nobody can tell later. Packets of a connection stay
 // in order.
 type Coalescer struct {
+	// Holes has connections of which nothing is merged. nil: there are none.
+	Holes *Holes
+
 	packets []Packet // room for more than there are is kept
 	n       int
 	open    [256]uint8 // by hash of the connection: the newest of those that may be added to, +1
@@ -67,18 +70,25 @@ func (c *Coalescer) Add(b []byte) {
 		return
 	}
 	hash := s.hash()
+	apart := c.Holes != nil && c.Holes[hash].Load() > 0
 	at := &c.open[hash]
 	for ; *at != 0; at = &c.packets[*at-1].older {
-		if p := &c.packets[*at-1]; bytes.Equal(p.connection(), s.connection()) {
-			if p.add(&s) {
-				if p.ended {
-					*at = p.older
-				}
-				return
-			}
-			*at = p.older
-			break
+		p := &c.packets[*at-1]
+		if !bytes.Equal(p.connection(), s.connection()) {
+			continue
 		}
+		if !apart && p.add(&s) {
+			if p.ended {
+				*at = p.older
+			}
+			return
+		}
+		if c.Holes != nil && int32(s.seq()-p.seq) > 0 {
+			apart = true
+			c.Holes[hash].Store(quiet)
+		}
+		*at = p.older
+		break
 	}
 	p := c.next()
 	p.Verified = s.verified
@@ -90,10 +100,10 @@ func (c *Coalescer) Add(b []byte) {
 		p.Pieces = append(p.Pieces, s.b[s.hdrLen:])
 	}
 	tcp := s.tcp()
-	if !s.verified || p.mss == 0 || tcp[atFlags] != flagACK || c.n > maxBatch {
+	if apart || !s.verified || p.mss == 0 || tcp[atFlags] != flagACK || c.n > maxBatch {
 		return
 	}
-	p.seq = binary.BigEndian.Uint32(tcp[atSeq:]) + uint32(p.mss)
+	p.seq = s.seq() + uint32(p.mss)
 	p.id = get16(s.b[atID:])
 	p.older, c.open[hash] = c.open[hash], uint8(c.n)
 }
@@ -116,7 +126,7 @@ func (p *Packet) add(s *segment) bool {
 	switch {
 	case !s.verified || s.hdrLen != p.hdrLen,
 		n == 0 || n > p.mss || p.hdrLen+p.Size+n > MaxPacket,
-		binary.BigEndian.Uint32(tcp[atSeq:]) != p.seq,
+		s.seq() != p.seq,
 		tcp[atFlags]&^flagPSH != flagACK,
 		!bytes.Equal(tcp[atAck:atFlags], mine[atAck:atFlags]),           // acknowledgement, data offset
 		!bytes.Equal(tcp[atFlags+1:atTCPSum], mine[atFlags+1:atTCPSum]), // window
@@ -195,6 +205,7 @@ type segment struct {
 
 func (s *segment) size() int   { return len(s.b) - s.hdrLen }
 func (s *segment) tcp() []byte { return s.b[s.ipLen:s.hdrLen] }
+func (s *segment) seq() uint32 { return binary.BigEndian.Uint32(s.tcp()[atSeq:]) }
 
 func (s *segment) connection() []byte {
 	if s.ipLen == ip4Len {
@@ -205,12 +216,7 @@ func (s *segment) connection() []byte {
 
 func (s *segment) hash() uint8 {
 	c := s.connection()
-	h := uint64(binary.LittleEndian.Uint32(c[len(c)-4:]))
-	for c = c[:len(c)-4]; len(c) > 0; c = c[8:] {
-		h = (h ^ binary.LittleEndian.Uint64(c)) * 0x9e3779b97f4a7c15
-		h ^= h >> 32
-	}
-	return uint8(h >> 24)
+	return flow(c[:len(c)-4], c[len(c)-4:])
 }
 
 func parse(b []byte) (s segment, ok bool) {

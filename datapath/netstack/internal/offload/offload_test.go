@@ -118,6 +118,17 @@ func merge(c *Coalescer, batch [][]byte) (out [][]byte, verified []bool) {
 // the order of its connection, and those that were merged may have been. It returns the result.
 func checkMerge(t tb, c *Coalescer, batch [][]byte) [][]byte {
 	t.Helper()
+	return check(t, c, batch, true)
+}
+
+// checkOrder is checkMerge where not everything that may be merged is to be.
+func checkOrder(t tb, c *Coalescer, batch [][]byte) [][]byte {
+	t.Helper()
+	return check(t, c, batch, false)
+}
+
+func check(t tb, c *Coalescer, batch [][]byte, all bool) [][]byte {
+	t.Helper()
 	var before [][]byte
 	for _, b := range batch {
 		before = append(before, bytes.Clone(b))
@@ -166,7 +177,7 @@ func checkMerge(t tb, c *Coalescer, batch [][]byte) [][]byte {
 		if err := explain(big, parts); err != nil {
 			t.Fatal(err)
 		}
-		if old := could[f]; old != nil && len(batch) <= maxBatch && mayFollow(old, parts[0]) {
+		if old := could[f]; all && old != nil && len(batch) <= maxBatch && mayFollow(old, parts[0]) {
 			t.Fatalf("%+v was not merged with what it follows", parts[0])
 		}
 		could[f] = parts
@@ -356,6 +367,81 @@ func TestMergeFew(t *testing.T) {
 		test.change(s)
 		if got := len(checkMerge(t, new(Coalescer), [][]byte{s[0].write(), s[1].write(), s[2].write()})); got != test.want {
 			t.Errorf("%s: three became %d, want %d", name, got, test.want)
+		}
+	}
+}
+
+// TestHoles has a segment lost, and merges nothing of its connection until the acknowledgements say that it
+// came.
+func TestHoles(t *testing.T) {
+	for _, version := range []int{4, 6} {
+		n := 4
+		if version == 6 {
+			n = 16
+		}
+		p := packet{version: version, ttl: 64, src: strings.Repeat("\x0a", n), dst: strings.Repeat("\x0b", n), srcPort: 80, dstPort: 1000,
+			flags: flagACK, payload: "abcd", tcpOptions: "\x01\x01\x08\x0a12345678", ipSumRight: true, tcpSumRight: true}
+		if version == 4 {
+			p.frag = 0x4000
+		}
+		c := Coalescer{Holes: new(Holes)}
+		// came returns how many packets the next 4 become.
+		came := func() int {
+			var batch [][]byte
+			for range 4 {
+				batch = append(batch, p.write())
+				p.seq += 4
+			}
+			return len(checkOrder(t, &c, batch))
+		}
+		answer := func(options string) {
+			a := p
+			a.src, a.dst, a.srcPort, a.dstPort, a.payload, a.tcpOptions = p.dst, p.src, p.dstPort, p.srcPort, "", options
+			b := a.write()
+			ip := a.headerSize() - 20 - len(options)
+			c.Holes.Sent(b[:ip], b[ip:])
+		}
+		const stamp, sack = "\x01\x01\x08\x0a12345678", "\x01\x01\x05\x0a12345678"
+		steps := []struct {
+			what string
+			do   func()
+			want int
+		}{
+			{"all came", func() { answer(stamp) }, 1},
+			{"a hole between batches, acknowledged", func() { p.seq += 4; answer(stamp + sack) }, 4},
+			{"still", func() { answer(stamp + sack); p.seq += 4 }, 4},
+			{"almost filled", func() {
+				for range quiet - 1 {
+					answer(stamp)
+				}
+			}, 4},
+			{"filled", func() { answer(stamp) }, 1},
+			{"an option without its blocks", func() { answer("\x05\x02\x01\x01") }, 4},
+			{"nonsense", func() {
+				c.Holes.Sent(nil, nil)
+				for range quiet / 2 {
+					answer("\x09\xff\x01\x05")
+					answer("")
+				}
+			}, 1},
+		}
+		for _, s := range steps {
+			s.do()
+			if got := came(); got != s.want {
+				t.Errorf("IPv%d, %s: 4 packets became %d, want %d", version, s.what, got, s.want)
+			}
+		}
+		a, b := p.write(), p
+		b.seq += 8
+		batch := [][]byte{a, b.write()}
+		b.seq += 4
+		batch = append(batch, b.write())
+		if got := len(checkOrder(t, &c, batch)); got != 3 {
+			t.Errorf("IPv%d, a hole in a batch: 3 packets became %d, want 3", version, got)
+		}
+		p.seq += 8
+		if got := came(); got != 4 {
+			t.Errorf("IPv%d, after a hole in a batch: 4 packets became %d, want 4", version, got)
 		}
 	}
 }
