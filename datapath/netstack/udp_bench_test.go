@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
 )
 
 // BenchmarkUDP compares how many datagrams a second arrive, sent as fast as the sender can, with wireguard-go's own
@@ -26,7 +28,7 @@ func BenchmarkUDP(b *testing.B) {
 				b.Fatal(err)
 			}
 			ours := newFlood(b, from, to.(net.Conn), size)
-			p, q := theirPair(b)
+			p, q := theirPair(b, conn.NewDefaultBind)
 			to2, err := q.ListenUDPAddrPort(netip.MustParseAddrPort("10.0.0.2:9"))
 			if err != nil {
 				b.Fatal(err)
