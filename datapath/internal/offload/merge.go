@@ -107,16 +107,13 @@ func (m *Merger) slot(p []byte, in *info) *uint16 {
 
 // sameFlow reports whether two packets have the same addresses, ports and protocol.
 func sameFlow(a, b []byte, ina, inb *info) bool {
-	if ina.kind != inb.kind || ina.ipLen != inb.ipLen {
+	if ina.kind != inb.kind || binary.BigEndian.Uint32(a[ina.ipLen:]) != binary.BigEndian.Uint32(b[inb.ipLen:]) {
 		return false
 	}
-	from, to := 12, ina.ipLen
-	if ina.kind&(KindTCP6|KindUDP6) != 0 {
-		from = 8
-	} else if to > ipv4Len { // options are compared no further: it is no plain packet
-		return bytes.Equal(a[12:20], b[12:20]) && bytes.Equal(a[to:to+4], b[to:to+4])
+	if a[0]>>4 == 6 {
+		return bytes.Equal(a[8:ipv6Len], b[8:ipv6Len])
 	}
-	return bytes.Equal(a[from:to+4], b[from:to+4])
+	return binary.BigEndian.Uint64(a[12:]) == binary.BigEndian.Uint64(b[12:])
 }
 
 // add adds packet i to r, where it may be.
