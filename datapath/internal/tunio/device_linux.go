@@ -39,6 +39,8 @@ type Device struct {
 	alone atomic.Uint32 // offload.Kinds that Linux refuses
 	told  atomic.Bool
 
+	writev func(fd uintptr, v []unix.Iovec) (int, syscall.Errno)
+
 	mu      sync.Mutex // guards writers
 	writers []*writer  // that are not in use
 }
@@ -51,6 +53,7 @@ const batch = 128
 // IFF_VNET_HDR.
 func New(fd int, o Options) (*Device, error) {
 	d := &Device{options: o}
+	d.writev = func(fd uintptr, v []unix.Iovec) (int, syscall.Errno) { return sysVector(unix.SYS_WRITEV, fd, v) }
 	if err := d.open(fd); err != nil {
 		if d.file != nil {
 			d.file.Close()

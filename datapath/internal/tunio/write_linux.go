@@ -135,7 +135,7 @@ func (w *writer) together(fd uintptr, r *offload.Run) error {
 	}
 	w.vectors = v
 	for {
-		switch _, errno := sysVector(unix.SYS_WRITEV, fd, v); errno {
+		switch _, errno := w.d.writev(fd, v); errno {
 		case 0:
 			return nil
 		case unix.EINTR:
