@@ -2,7 +2,7 @@ package tun
 
 import (
 	"bytes"
-	"encoding/binary"
+	cryptorand "crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -16,10 +16,8 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/conn"
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/nettest"
@@ -156,88 +154,139 @@ func TestNoOffload(t *testing.T) {
 	p := newPair(t, func(o *Options) { o.NoOffload = true })
 	p.connect(plain)
 	p.exchange("one by one")
-	if p.a.link.BatchSize() != 1 {
-		t.Errorf("%d packets are read at a time", p.a.link.BatchSize())
+	for _, n := range []*node{p.a, p.b} {
+		if whole(t, n.link) {
+			t.Errorf("%s has packets handed over together", n.Name)
+		}
 	}
 
-	// On the read side: a large write of a TCP socket is in packets that fit the MTU already.
-	s := newSpace(t)
-	for _, together := range []bool{true, false} {
-		var l *link
-		var fellBack func(error)
-		if together {
-			fellBack = func(err error) { t.Error(err) }
+}
+
+// whole reports whether Linux may hand over packets together (TUNGETIFF).
+func whole(t *testing.T, l *link) (yes bool) {
+	t.Helper()
+	raw, err := l.File().SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ifr, err := unix.NewIfreq("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cerr := raw.Control(func(fd uintptr) { err = unix.IoctlIfreq(int(fd), unix.TUNGETIFF, ifr) })
+	if err := errors.Join(cerr, err); err != nil {
+		t.Fatal(err)
+	}
+	return ifr.Uint16()&unix.IFF_VNET_HDR != 0
+}
+
+// TestSizes has TCP and datagrams go both ways, over both families, with packets handed over together on either side or
+// not, at the MTUs that there are; what arrives is what was sent.
+func TestSizes(t *testing.T) {
+	for _, mtu := range []int{1280, 1420, 8920, MaxMTU} {
+		for mode := range 4 {
+			a, b := mode&1 == 0, mode&2 == 0
+			t.Run(fmt.Sprintf("%d, together %t and %t", mtu, a, b), func(t *testing.T) {
+				sa, sb := wired(t)
+				sa.Narrow(min(mtu+80, 65535))
+				sb.Narrow(min(mtu+80, 65535))
+				option := func(together bool) func(*Options) {
+					return func(o *Options) { o.NoOffload, o.MTU = !together, mtu }
+				}
+				p := pair{newNode(t, sa, "a", addrsA, option(a)), newNode(t, sb, "b", addrsB, option(b))}
+				p.connect(plain)
+				if got := p.a.Have().Device.MTU; got != mtu || whole(t, p.a.link) != a || whole(t, p.b.link) != b {
+					t.Errorf("the MTU is %d, together %t and %t", got, whole(t, p.a.link), whole(t, p.b.link))
+				}
+				const size = 1 << 20
+				nettest.Exchange(t, "IPv4", size, p.b.space, p.a.space, "10.0.0.2")
+				nettest.Exchange(t, "IPv6", size, p.a.space, p.b.space, "fd00::1")
+				datagrams(t, p.a.space, p.b.space, "10.0.0.2", mtu-28)
+				datagrams(t, p.b.space, p.a.space, "fd00::1", mtu-48)
+				for _, n := range []*node{p.a, p.b} {
+					if ps := n.Have().Problems; slices.ContainsFunc(ps, isOffload) {
+						t.Errorf("problems of %s are %v", n.Name, ps)
+					}
+				}
+			})
 		}
-		s.Must(func() (err error) {
-			if l, err = newLink("warren0", fellBack); err != nil {
-				return err
-			}
-			nl, err := netlink.LinkByName("warren0")
-			if err != nil {
-				return err
-			}
-			return errors.Join(netlink.LinkSetMTU(nl, 1420), nettest.AddAddress(nl, "10.0.0.1/24"), netlink.LinkSetUp(nl))
-		})
-		most, packets := readMost(t, s, l)
-		t.Logf("together %t: %d packets, at most %d by one read", together, packets, most)
-		if together != (most > 1) {
-			t.Errorf("together %t: %d packets were read at once", together, most)
-		}
-		l.Close()
 	}
 }
 
-// readMost sends 200 datagrams as few large ones into the interface (UDP_SEGMENT, udp(7)) and reads them from it; it
-// returns how many came by one read at most, and in all.
-func readMost(t *testing.T, s *space, l *link) (most, packets int) {
+// datagrams has bursts of datagrams of all sizes go to another namespace and back, where each burst is sent by one call
+// (UDP_SEGMENT, udp(7)), as far as the largest of them allow.
+func datagrams(t *testing.T, from, to *space, addr string, largest int) {
 	t.Helper()
-	var c *net.UDPConn
-	s.Must(func() error {
-		nc, err := net.Dial("udp", "10.0.0.2:9")
-		if err != nil {
-			return err
+	server, err := to.ListenPacket("udp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		b := make([]byte, 65535)
+		for {
+			n, who, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(b[:n], who)
 		}
-		c = nc.(*net.UDPConn)
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var serr error
-		err = raw.Control(func(fd uintptr) { serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) })
-		return errors.Join(err, serr)
-	})
+	}()
+	c, err := from.Dial("udp", server.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer c.Close()
-	const datagrams, each = 200, 10
-	for range datagrams / each {
-		if _, err := c.Write(make([]byte, 1000*each)); err != nil {
-			t.Fatal(err)
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	segment := func(size int) {
+		var serr error
+		if err := raw.Control(func(fd uintptr) { serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size) }); err != nil || serr != nil {
+			t.Fatal(err, serr)
 		}
 	}
-	bufs, sizes := make([][]byte, conn.IdealBatchSize), make([]int, conn.IdealBatchSize)
-	for i := range bufs {
-		bufs[i] = make([]byte, 65535)
-	}
-	watchdog := time.AfterFunc(20*time.Second, func() { l.Close() })
-	defer watchdog.Stop()
-	for packets < datagrams {
-		n, err := l.Read(bufs, sizes, deviceOffset)
-		if err != nil {
-			t.Fatalf("after %d packets: %v", packets, err)
+	back := make([]byte, 65535)
+	for round, size := range []int{9, 64, 1000, largest / 2, largest - 1, largest} {
+		n := min(20, 60000/size)
+		segment(size)
+		if n <= 1 {
+			n = 1
+			segment(0)
 		}
-		got := 0
-		for i := range n {
-			p := bufs[i][deviceOffset : deviceOffset+sizes[i]]
-			if p[0]>>4 != 4 || p[9] != unix.IPPROTO_UDP {
-				continue // Linux introduces itself to its neighbours
+		burst := make([]byte, n*size-size/2) // the last one is shorter
+		for try := 0; ; try++ {
+			if try == 10 {
+				t.Fatalf("datagrams of %d bytes do not come back from %s", size, addr)
 			}
-			if len(p) != 20+8+1000 || fold(sum(p[20:], sum(p[12:20], uint32(unix.IPPROTO_UDP)+uint32(len(p)-20)))) != 0xffff {
-				t.Errorf("a packet of %d bytes, or with a wrong checksum", len(p))
+			_, _ = cryptorand.Read(burst)
+			burst[0] = byte(round<<4 + try)
+			for i := 0; i < len(burst); i += size {
+				burst[i] = burst[0]
 			}
-			got++
+			if _, err := c.Write(burst); err != nil {
+				t.Fatalf("%d datagrams of %d bytes: %v", n, size, err)
+			}
+			var got []byte
+			_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+			for len(got) < len(burst) {
+				k, err := c.Read(back)
+				if err != nil {
+					break // one was lost, as it may be
+				}
+				if back[0] == burst[0] {
+					got = append(got, back[:k]...)
+				}
+			}
+			if bytes.Equal(got, burst) {
+				break
+			}
+			if len(got) == len(burst) {
+				t.Fatalf("datagrams of %d bytes come back from %s as others", size, addr)
+			}
 		}
-		most, packets = max(most, got), packets+got
 	}
-	return most, packets
 }
 
 // TestPortWithoutIPv6 has a device on a host whose Linux has no IPv6 at all, so that no socket can be made for it.
@@ -271,22 +320,4 @@ func TestPortWithoutIPv6(t *testing.T) {
 	if err != nil || !strings.Contains(sockets, fmt.Sprintf(":%04X ", 45222)) {
 		t.Errorf("no socket has the port: %s, %v", sockets, err)
 	}
-}
-
-// deviceOffset is where wireguard-go has packets begin in its buffers (device.MessageTransportOffsetContent).
-const deviceOffset = 16
-
-// sum and fold are those of RFC 1071.
-func sum(b []byte, s uint32) uint32 {
-	for i := 0; i+1 < len(b); i += 2 {
-		s += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	return s
-}
-
-func fold(s uint32) uint16 {
-	for s>>16 != 0 {
-		s = s>>16 + s&0xffff
-	}
-	return uint16(s)
 }
