@@ -17,22 +17,25 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/tunio"
 )
 
 // clonePath is where a TUN interface comes from: Documentation/networking/tuntap.rst of Linux.
 const clonePath = "/dev/net/tun"
 
-// link is the end of a TUN interface that wireguard-go reads from and writes to. wireguard-go's own would
-// ask for the MTU by the name that the interface had when it was made, in whatever namespace it is asked, and
-// take the sockets down with the interface, which hostnet takes up again.
+// link is the end of a TUN interface that wireguard-go reads from and writes to (tun.Device). It knows the MTU from
+// whoever sets it, and leaves it to hostnet what state the interface is in.
 type link struct {
-	tun.Device
-	mtu atomic.Int64
+	*tunio.Device
+	name string
+	mtu  atomic.Int64
 
 	mu     sync.Mutex // guards events against its closing
 	closed bool
 	events chan tun.Event
 }
+
+var _ tun.Device = (*link)(nil)
 
 // attach has a file of its own speak for the interface called name, in the namespace of this thread. Linux
 // makes one where there is none, and removes it when the file is closed. more are flags of the file.
@@ -66,21 +69,19 @@ func newLink(name string, fellBack func(error)) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, _, err := tun.CreateUnmonitoredTUNFromFD(fd)
+	l := &link{name: name, events: make(chan tun.Event, 4)}
+	l.Device, err = tunio.New(fd, tunio.Options{MTU: func() int { return int(l.mtu.Load()) }, Refused: fellBack})
 	if err != nil {
-		// The file is an os.File's by now, which closes it.
 		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
 	}
-	if fellBack != nil {
-		t = newOffload(t, fellBack)
-	}
-	return &link{Device: t, events: make(chan tun.Event, 4)}, nil
+	return l, nil
 }
 
+func (l *link) Name() (string, error)    { return l.name, nil }
 func (l *link) MTU() (int, error)        { return int(l.mtu.Load()), nil }
 func (l *link) Events() <-chan tun.Event { return l.events }
 
-// setMTU tells wireguard-go of the MTU, by which it pads packets.
+// setMTU tells of the MTU, by which wireguard-go pads packets.
 func (l *link) setMTU(mtu int) {
 	if l.mtu.Swap(int64(mtu)) == int64(mtu) {
 		return

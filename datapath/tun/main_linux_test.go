@@ -22,6 +22,9 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(childOf); path != "" {
 		child(path)
 	}
+	if text := os.Getenv(benchEnv); text != "" {
+		benchChild(text)
+	}
 	goleak.VerifyTestMain(m)
 }
 
