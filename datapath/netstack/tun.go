@@ -66,13 +66,15 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 // next writes the next packet to b and returns its size. It returns 0 where there is none, and where one
 // does not fit the MTU that there is now.
 func (d *tunDevice) next(b []byte) int {
-	if !d.cut.More() {
+	mtu := int(d.link.MTU())
+	if d.cut.More() {
+		d.cut.Limit(mtu)
+	} else {
 		if len(d.taken) == 0 {
 			return 0
 		}
 		pkt := d.taken[0]
 		d.taken[0], d.taken = nil, d.taken[1:]
-		mtu := int(d.link.MTU())
 		d.pieces(pkt)
 		if pkt.GSOOptions.Type == stack.GSONone || !d.cut.Start(d.views, int(pkt.GSOOptions.MSS), mtu) {
 			size := 0

@@ -244,6 +244,28 @@ func TestCut(t *testing.T) {
 	})
 }
 
+// TestLimit has the MTU become smaller while a packet is cut.
+func TestLimit(t *testing.T) {
+	p := packet{version: 4, ttl: 64, src: "\x0a\x00\x00\x01", dst: "\x0a\x00\x00\x02", flags: flagACK | flagPSH, payload: strings.Repeat("abcdefg", 1000), ipSumRight: true, tcpSumRight: true}
+	var s Segmenter
+	if !s.Start([][]byte{p.write()}, 1460, 1500) {
+		t.Fatal("it cannot be cut")
+	}
+	got, b := "", make([]byte, 1500)
+	for _, mtu := range []int{1500, 1300, 1280, 1400, 1280, 1280} {
+		s.Limit(mtu)
+		n := s.Next(b)
+		q, ok := read(b[:n])
+		if !ok || n > mtu || q.seq != uint32(len(got)) || !q.ipSumRight || !q.tcpSumRight || (q.flags&flagPSH == 0) != s.More() {
+			t.Fatalf("with an MTU of %d: %d bytes, %+v", mtu, n, q)
+		}
+		got += q.payload
+	}
+	if s.More() || got != p.payload {
+		t.Errorf("%d bytes came of %d, more: %v", len(got), len(p.payload), s.More())
+	}
+}
+
 // TestMerge merges batches of segments of a few connections, with something wrong here and there, and holds
 // that cutting what was merged gives them back.
 func TestMerge(t *testing.T) {

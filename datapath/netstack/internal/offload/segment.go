@@ -89,6 +89,9 @@ func (s *Segmenter) Start(pieces [][]byte, mss, mtu int) bool {
 // More reports whether there is another segment.
 func (s *Segmenter) More() bool { return s.more }
 
+// Limit has the segments to come be of at most mtu bytes, which is more than their headers.
+func (s *Segmenter) Limit(mtu int) { s.mss = min(s.mss, mtu-s.hdrLen) }
+
 // Next writes the next segment to b, which has room for it, and returns its size.
 func (s *Segmenter) Next(b []byte) int {
 	n := min(s.left, s.mss)
