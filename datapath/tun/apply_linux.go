@@ -117,11 +117,11 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 	}
 	t.mtu.Ask(d.MTU, true)
 	t.sockets().Encrypted(d.Mark)
+	hs, err := t.sockets().Read(ctx)
+	if err != nil {
+		return none(err)
+	}
 	if d.MTU == 0 {
-		hs, err := t.sockets().Read(ctx)
-		if err != nil {
-			return none(err)
-		}
 		d.MTU = t.mtu.Right(hs.Host, 0)
 	}
 	unmarked := t.wg.Create(d, func() (wgtun.Device, error) { return t.newLink(ctx, d.MTU) })
@@ -148,6 +148,7 @@ func (t *TUN) newDevice(ctx context.Context, d datapath.Device) error {
 		t.drop()
 		return none(err)
 	}
+	t.link.whole.Store(int64(hostnet.Whole(hs.Host)))
 	t.log.Info("WireGuard device created", "interface", t.opts.Interface, "key", d.Key.Public().Short(), "mtu", d.MTU)
 	return unmarked
 }

@@ -85,8 +85,8 @@ type contender struct {
 
 const benchPort = 40000
 
-// newContender makes the tunnel with a program: of the arguments of wireguard-go, or a build of this test binary. "" has
-// no tunnel.
+// newContender makes the tunnel with a program: one of the arguments of wireguard-go, if it is plain, or else a build of
+// this test binary. With "" there is no tunnel, but the wire alone.
 func newContender(b *testing.B, name, program string, plain bool, underlay, mtu int) *contender {
 	b.Helper()
 	sa, sb := wired(b)
@@ -137,10 +137,13 @@ func newContender(b *testing.B, name, program string, plain bool, underlay, mtu 
 	}
 	sb.start(b, nil, nettest.NeedProgram(b, "iperf3"), "-s")
 	for i, s := range []*space{sa, sb} {
+		if program == "" {
+			break
+		}
 		nettest.Within(b, 20*time.Second, name+" is ready", func() bool {
 			out, _ := s.Run("ip", "route", "get", addrs[1-i][0])
 			have, _ := s.Run("ip", "addr")
-			return program == "" || strings.Contains(out, "10.0.0.") && strings.Contains(have, addrs[i][0])
+			return strings.Contains(out, "10.0.0.") && strings.Contains(have, addrs[i][0])
 		})
 	}
 	nettest.Reach(sa.Space, sb.Space, c.to())
@@ -241,20 +244,23 @@ func BenchmarkThroughput(b *testing.B) {
 		{"TCP1", 1500, 1420, nil},
 		{"TCP4", 1500, 1420, []string{"-P", "4"}},
 		{"TCP6", 1500, 1420, []string{"-c", "fd00::2"}},
-		{"1280", 1280, 1280, nil},
-		{"1200", 1280, 1200, nil},
-		{"8920", 9000, 8920, nil},
-		{"65475", 65535, 65455, nil},
+		{"MTU1280", 1500, 1280, nil},
+		{"Narrow", 1280, 1280, nil}, // encrypted packets do not fit, as IPv6 wants 1280 bytes
+		{"MTU8920", 9000, 8920, nil},
+		{"MTU65455", 65535, 65455, nil},
 		{"UDP1372", 1500, 1420, []string{"-u", "-b", "0", "-l", "1372"}},
 		{"UDP64", 1500, 1420, []string{"-u", "-b", "0", "-l", "64"}},
 	} {
-		if test.mtu < MinMTU {
-			continue
-		}
 		b.Run(test.name, func(b *testing.B) {
 			all := []*contender{
 				newContender(b, "warren", "/proc/self/exe", false, test.underlay, test.mtu),
 				newContender(b, "plain", plain, true, test.underlay, test.mtu),
+			}
+			if test.underlay == 1280 {
+				all = append(all, newContender(b, "over 1500", "/proc/self/exe", false, 1500, 1420))
+			}
+			if test.name == "TCP1" {
+				all = append(all, newContender(b, "no tunnel", "", false, test.underlay, test.mtu))
 			}
 			for _, other := range filepath.SplitList(os.Getenv(othersEnv)) {
 				all = append(all, newContender(b, filepath.Base(other), other, false, test.underlay, test.mtu))
@@ -275,6 +281,9 @@ func BenchmarkThroughput(b *testing.B) {
 					median(all[0].bits)/median(c.bits), median(c.cpu)/median(all[0].cpu))
 			}
 			b.ReportMetric(median(all[0].bits)/median(all[1].bits), "x-plain")
+			if test.underlay == 1280 {
+				b.ReportMetric(median(all[0].bits)/median(all[2].bits), "x-1500")
+			}
 			b.ReportMetric(median(all[1].cpu)/median(all[0].cpu), "x-plain-cpu")
 		})
 	}

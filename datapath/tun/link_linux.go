@@ -30,6 +30,10 @@ type link struct {
 	name string
 	mtu  atomic.Int64
 
+	// whole is the size of the largest packet that is not fragmented on the underlay. Where that is less than the
+	// MTU, which IPv6 bounds, TCP is taken apart into what fits: fragments cost many times as much.
+	whole atomic.Int64
+
 	mu     sync.Mutex // guards events against its closing
 	closed bool
 	events chan tun.Event
@@ -70,7 +74,9 @@ func newLink(name string, fellBack func(error)) (*link, error) {
 		return nil, err
 	}
 	l := &link{name: name, events: make(chan tun.Event, 4)}
-	l.Device, err = tunio.New(fd, tunio.Options{MTU: func() int { return int(l.mtu.Load()) }, Refused: fellBack})
+	l.Device, err = tunio.New(fd, tunio.Options{
+		MTU: func() int { return int(l.mtu.Load()) }, Whole: func() int { return int(l.whole.Load()) }, Refused: fellBack,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
 	}

@@ -375,6 +375,7 @@ func (t *TUN) read(ctx context.Context) (datapath.State, error) {
 		}
 	}
 	t.link.setMTU(hs.Link.MTU)
+	t.link.whole.Store(int64(hostnet.Whole(h)))
 	s.Device.MTU = hs.Link.MTU
 	s.Addrs, s.Routes, s.Local, s.Host = hs.Addrs, hs.Routes, t.local, h
 	if h.Underlay == datapath.UnderlayShared && t.host.Apart(s.Device.Mark) {

@@ -72,6 +72,15 @@ func fitting(h datapath.Host) int {
 	return bounded(h.UnderlayMTU - overhead(h))
 }
 
+// Whole is the size of the largest packet that the underlay carries in one piece once it is encrypted, which may be less
+// than any MTU of a device can be; 0: not known.
+func Whole(h datapath.Host) int {
+	if h.UnderlayMTU == 0 {
+		return 0
+	}
+	return max(h.UnderlayMTU-overhead(h), 0)
+}
+
 // bounded is the MTU nearest to mtu that a device can have.
 func bounded(mtu int) int { return min(max(mtu, MinMTU), MaxMTU) }
 

@@ -37,7 +37,10 @@ func drawPacket(t *rapid.T, most int) packet {
 
 // apart splits as a reader does: begin bytes are where the first part shall be, and as much room is at the end of bufs.
 func apart(t interface{ Fatalf(string, ...any) }, h Header, b []byte, begin int) (parts [][]byte) {
-	var s Splitter
+	return apartIn(t, Splitter{}, h, b, begin)
+}
+
+func apartIn(t interface{ Fatalf(string, ...any) }, s Splitter, h Header, b []byte, begin int) (parts [][]byte) {
 	first := make([]byte, maxPacket)
 	begin = min(begin, len(b))
 	copy(first, b[:begin])
@@ -91,7 +94,15 @@ func TestSplit(t *testing.T) {
 		want := p.parts(size, ecn)
 		h, b := p.large(size, ecn)
 		h.Len = rapid.Uint16().Draw(t, "header length")
-		got := apart(t, h, b, rapid.IntRange(200, 3000).Draw(t, "begin"))
+		var s Splitter
+		if rapid.Bool().Draw(t, "smaller") {
+			heads := len(b) - len(p.data)
+			s.Most = rapid.IntRange(heads+100, heads+2000).Draw(t, "most")
+			if !p.udp && (p.v6 || p.first[2]&0x40 != 0) {
+				want = p.parts(min(size, s.Most-heads), ecn)
+			}
+		}
+		got := apartIn(t, s, h, b, rapid.IntRange(200, 3000).Draw(t, "begin"))
 		if !equal(got, want) {
 			t.Fatalf("%d parts, want %d: first\n%x\nwant\n%x", len(got), len(want), got[:min(1, len(got))], want[0])
 		}

@@ -8,6 +8,10 @@ import (
 
 // Splitter takes one large packet apart. The zero Splitter has nothing left.
 type Splitter struct {
+	// Most is the largest part there shall be of TCP that cannot be fragmented by routers; 0: what the packet says. A sender
+	// of TCP has to do with whatever segments there are, but not with what it numbered itself.
+	Most int
+
 	first int    // the size of the first part, which is to come; 0: it is not
 	rest  []byte // payload of the other parts to come
 
@@ -65,6 +69,9 @@ func (s *Splitter) Start(h *Header, p []byte, n int) (first int, err error) {
 		return 0, fmt.Errorf("%w: of %d bytes, and headers of %d", errSplit, n, s.headLen)
 	}
 	s.size = int(h.Size)
+	if s.Most > s.headLen && s.proto == protoTCP && (v6 || p[6]&0x40 != 0) {
+		s.size = min(s.size, s.Most-s.headLen)
+	}
 	s.first = min(n, s.headLen+s.size)
 
 	head := s.head[:copy(s.head[:], p[:s.headLen])]

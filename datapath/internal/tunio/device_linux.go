@@ -20,6 +20,10 @@ type Options struct {
 	// asked for with each packet.
 	MTU func() int
 
+	// Whole is the size of the largest packet that is not going to be fragmented, if TCP shall be in no larger ones where it
+	// is up to the Device; 0 or nil: it shall be as Linux has it.
+	Whole func() int
+
 	// Refused is told once that Linux refused packets which were handed to it together, though it took them one by one.
 	// May be nil.
 	Refused func(error)

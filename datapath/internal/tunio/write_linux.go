@@ -186,6 +186,6 @@ func (d *Device) refused(k offload.Kinds, err error) {
 }
 
 func sysWrite(fd uintptr, b []byte) syscall.Errno {
-	_, _, errno := unix.Syscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	_, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	return errno
 }
