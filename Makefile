@@ -1,7 +1,7 @@
 # make test does everything that continuous integration does. Run as root on Debian or Ubuntu, it first
 # installs what the tests use besides Go.
 
-.PHONY: test quick packages fmt fmtcheck vet staticcheck lint cross beside quickstart full race kernel vm fuzz bench
+.PHONY: test quick packages fmt fmtcheck vet staticcheck lint cross beside quickstart full race kernel vm fuzz bench microbench
 
 GO = go
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -15,6 +15,11 @@ PLATFORMS = linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
 FUZZTIME = 30s
 TESTFLAGS =
 TIMEOUT = 15m
+
+# The comparison with others is a module of its own. Those of them that take minutes to build are modules below it, which
+# only make bench builds.
+BENCH = datapath/internal/bench
+BENCHFLAGS = -readme ../../../README.md -picture ../../../.github/bench.svg
 
 # A checkout owned by another user is no reason to fail: no version is stamped into what is built.
 export GOFLAGS = -buildvcs=false
@@ -44,10 +49,12 @@ fmtcheck:
 vet:
 	@echo '== go vet'
 	@$(GO) vet ./...
+	@cd $(BENCH) && $(GO) vet ./...
 
 staticcheck:
 	@echo '== staticcheck'
 	@$(GO) run $(STATICCHECK) ./...
+	@cd $(BENCH) && $(GO) run $(STATICCHECK) ./...
 
 lint: fmtcheck vet staticcheck
 
@@ -85,6 +92,7 @@ race:
 	all=$$($(GO) list ./... | grep -v /vmrun$$) && failed=0 || exit 1; \
 	$(GO) test $$race -p 2 -timeout $(TIMEOUT) $(TESTFLAGS) $$(echo "$$all" | grep -Ev '$(TIMED)') || failed=1; \
 	$(GO) test $$race -p 1 -timeout $(TIMEOUT) $(TESTFLAGS) $$(echo "$$all" | grep -E '$(TIMED)') || failed=1; \
+	(cd $(BENCH) && CGO_ENABLED=0 $(GO) test -timeout $(TIMEOUT) $(TESTFLAGS) ./...) || failed=1; \
 	exit $$failed
 
 # The kernel datapath under real kernels in QEMU (see datapath/internal/vmrun), and the agent on top of it.
@@ -120,5 +128,10 @@ fuzz:
 		done; \
 	done
 
+# bench compares Warren with others, in some 20 minutes, and writes README.md's table and its picture. As root, with
+# iperf3, it does so across network namespaces too. BENCHFLAGS=-short is quicker and writes nothing; BENCHFLAGS=-h says more.
 bench:
+	@cd $(BENCH) && $(GO) run . $(BENCHFLAGS)
+
+microbench:
 	$(GO) test -run '^$$' -bench . -benchmem ./...
