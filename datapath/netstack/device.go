@@ -10,7 +10,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/warren-mesh/warren/datapath"
-	"github.com/warren-mesh/warren/datapath/internal/hostnet"
+	"github.com/warren-mesh/warren/datapath/internal/world"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -74,7 +74,7 @@ func canBind(network string) bool {
 // may tell of less on the way to some, which is not seen here.
 func underlayMTU() int {
 	from := make(map[netip.Addr]int)
-	for _, to := range hostnet.World {
+	for _, to := range world.Addrs {
 		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 9))) // sends nothing, but has the host choose a source address
 		if err != nil {
 			continue

@@ -2,8 +2,6 @@ module github.com/warren-mesh/warren/datapath/internal/bench
 
 go 1.26.0
 
-replace github.com/warren-mesh/warren => ../../..
-
 require (
 	github.com/warren-mesh/warren v0.0.0
 	golang.org/x/crypto v0.59.0
@@ -25,3 +23,7 @@ require (
 	golang.zx2c4.com/wintun v0.0.0-20230126152724-0fa3db229ce2 // indirect
 	gvisor.dev/gvisor v0.0.0-20250503011706-39ed1f5ac29c // indirect
 )
+
+tool golang.zx2c4.com/wireguard
+
+replace github.com/warren-mesh/warren => ../../..

@@ -2,186 +2,147 @@ package main
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
-	"math"
-	"net"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/warren-mesh/warren/datapath/internal/bench/measure"
 )
 
-func TestSpread(t *testing.T) {
+func TestMedian(t *testing.T) {
 	for _, test := range []struct {
-		values []float64
-		want   spread
-	}{
-		{[]float64{3}, spread{3, 3, 3}},
-		{[]float64{4, 1, 3}, spread{1, 3, 4}},
-		{[]float64{4, 1, 3, 2}, spread{1, 2.5, 4}},
-	} {
-		if got := spreadOf(test.values); got != test.want {
-			t.Errorf("%v: got %v, want %v", test.values, got, test.want)
+		in   []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{4, 2}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{8, 1, 2, 4}, 3}} {
+		if got := median(test.in); got != test.want {
+			t.Errorf("median of %v is %v, want %v", test.in, got, test.want)
 		}
+	}
+	in := []float64{3, 1, 2}
+	median(in)
+	if in[0] != 3 {
+		t.Error("the list was changed")
 	}
 }
 
-// A ratio is of one round, and above 1 where Warren is better; a round in which somebody failed has none.
+var some = measure{title: "<load>", in: []string{"a", "b", "c"}, rows: []row{{"rate", "b", false, 2}, {"rate", "c", false, 0}, {"cpu", "b", true, 3}}}
+
+func rate(v float64) map[string]float64 { return map[string]float64{"rate": v, "cpu": 1 / v} }
+
+// TestRatios takes quotients within rounds: those of the medians would be 10.
 func TestRatios(t *testing.T) {
-	for _, test := range []struct {
-		ours, theirs []float64
-		less         bool
-		want         []float64
-	}{
-		{[]float64{4, 9}, []float64{2, 3}, false, []float64{2, 3}},
-		{[]float64{4, 9}, []float64{2, 3}, true, []float64{0.5, 1. / 3}},
-		{[]float64{0, 9, 5}, []float64{2, 0, 5}, false, []float64{1}},
-		{[]float64{0, 9, 5}, []float64{2, 0, 5}, true, []float64{1}},
-		{[]float64{1, math.NaN()}, []float64{2}, false, []float64{0.5}},
-		{nil, []float64{2}, false, nil},
-	} {
-		if got := ratios(test.ours, test.theirs, test.less); !slices.Equal(got, test.want) {
-			t.Errorf("%v to %v: got %v, want %v", test.ours, test.theirs, got, test.want)
+	rs := ratios(some, samples{
+		"a": {rate(10), rate(100), rate(1000)},
+		"b": {rate(5), rate(10), rate(250)},
+		"c": nil,
+	}, map[string]string{"c": "cannot be built:\nno | compiler"})
+	if r := rs[0]; r.Median != 4 || r.Low != 2 || r.High != 10 || r.Rounds != 3 || r.Value != 100 || r.Against != 10 {
+		t.Errorf("got %+v", r)
+	}
+	if r := rs[1]; r.Missing != "c: cannot be built:\nno | compiler" {
+		t.Errorf("got %+v", r)
+	}
+	got := table(rs)
+	for _, want := range []string{"| 4.0x ", "| 2.0x to 10x ", "| ≥ 2x ", "| ≤ 3x ", "cannot be built: no / compiler"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the table lacks %q:\n%s", want, got)
+		}
+	}
+	for line := range strings.Lines(got) {
+		if n := strings.Count(line, "|"); n != 9 {
+			t.Errorf("%d bars in %q, want 9", n, line)
 		}
 	}
 }
 
-func TestWrite(t *testing.T) {
-	dir := t.TempDir()
-	readme, picture := filepath.Join(dir, "README.md"), filepath.Join(dir, "picture.svg")
-	lines := []line{
-		{row: "one <row>", against: "others & more", ratio: spread{1.5, 2, 12.3}, floor: 1.5},
-		{row: "worse", against: "veth", ratio: spread{0.05, 0.1, 0.2}},
-		{row: "failed", against: "nobody", err: "cannot be\nbuilt", floor: 3},
+// TestRoundsInStep leaves out the rounds that one contender lacks.
+func TestRoundsInStep(t *testing.T) {
+	r := ratios(some, samples{"a": {rate(4), rate(6), rate(8)}, "b": {rate(2)}}, nil)[0]
+	if r.Rounds != 1 || r.Median != 2 {
+		t.Errorf("got %+v", r)
 	}
-	if err := os.WriteFile(readme, []byte("before\n"+beginMark+"old\n"+endMark+"after\n"), 0o644); err != nil {
-		t.Fatal(err)
+}
+
+func TestBetween(t *testing.T) {
+	text := "head\n" + beginMark + "\nold\n" + endMark + "\nfoot\n"
+	got, err := between([]byte(text), "new\n")
+	if want := "head\n" + beginMark + "\nnew\n" + endMark + "\nfoot\n"; err != nil || string(got) != want {
+		t.Errorf("got %q, %v; want %q", got, err, want)
 	}
-	for range 2 { // again and again
-		if err := write(readme, picture, lines, table(lines)); err != nil {
+	if again, err := between(got, "new\n"); err != nil || string(again) != string(got) {
+		t.Errorf("twice: got %q, %v", again, err)
+	}
+	for _, bad := range []string{"", beginMark, endMark, endMark + beginMark} {
+		if _, err := between([]byte(bad), "new"); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+func TestPicture(t *testing.T) {
+	svg := picture([]ratio{
+		{Title: "<&>", Figure: "rate", Over: "b", Median: 4, Low: 2, High: 8},
+		{Title: "t", Figure: "cpu", Over: "b", Less: true, Median: 0.25, Low: 0.125, High: 0.5},
+		{Title: "absent", Figure: "cpu", Missing: "why"},
+	})
+	texts, bars := 0, 0
+	for d := xml.NewDecoder(strings.NewReader(svg)); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	b, err := os.ReadFile(readme)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := string(b)
-	for _, want := range []string{"before\n", "\nafter\n", "| one <row> | others & more | **2x** | 1.5 .. 12 | 1.5x |\n", "| failed | nobody | cannot be built | | 3x |\n"} {
-		if strings.Count(s, want) != 1 {
-			t.Errorf("%q is there %d times: %s", want, strings.Count(s, want), s)
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
+			bars++
+		}
+		if c, ok := token.(xml.CharData); ok && string(c) == "4.0x" {
+			texts++
 		}
 	}
-	if strings.Contains(s, "old") {
-		t.Error("the old table is there")
+	if bars != 3 || texts != 2 { // with the background
+		t.Errorf("%d bars and %d labels of 4.0x in %s", bars, texts, svg)
 	}
-	svg, err := os.ReadFile(picture)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for d := xml.NewDecoder(strings.NewReader(string(svg))); ; {
-		if _, err := d.Token(); err == io.EOF {
-			break
-		} else if err != nil {
-			t.Fatalf("%v in %s", err, svg)
-		}
-	}
-	if !strings.Contains(string(svg), "one &lt;row&gt;, against others &amp; more") || strings.Contains(string(svg), "failed") || strings.Contains(string(svg), "NaN") || strings.Contains(string(svg), "%!") {
-		t.Errorf("picture: %s", svg)
-	}
-	if err := os.WriteFile(readme, []byte("no marks"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := write(readme, picture, lines, "text"); err == nil {
-		t.Error("a README without marks was written")
-	}
-	draw(nil)
-}
-
-// The README has the marks, and every row a name of its own and contenders that there are.
-func TestRows(t *testing.T) {
-	b, err := os.ReadFile("../../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := insert(string(b), ""); err != nil {
-		t.Error(err)
-	}
-	seen := make(map[string]bool)
-	for _, w := range rows() {
-		if seen[w.name] {
-			t.Errorf("two rows are called %q", w.name)
-		}
-		seen[w.name] = true
-		if again, err := measure.Parse(w.what.String()); err != nil || again != w.what {
-			t.Errorf("%s: %v is %v, %v", w.name, w.what, again, err)
-		}
-		if len(w.others) == 0 || w.figure.of == nil || w.path == (path{}) == (w.tunnel == tunnel{}) {
-			t.Errorf("%s compares nothing", w.name)
-		}
-		for _, o := range w.others {
-			if !slices.Contains([]string{"warren", "wireguard-go", "tsnet", "nebula", "veth", "floor"}, o.name) {
-				t.Errorf("%s: nobody is called %s", w.name, o.name)
-			}
-			for _, p := range needs(o.name, w.tunnel != tunnel{}) {
-				if _, ok := programs[p]; !ok {
-					t.Errorf("%s: there is no program %s", w.name, p)
-				}
-			}
-		}
+	if strings.Contains(svg, "absent") {
+		t.Error("a line without a ratio is drawn")
 	}
 }
 
-// The measures, between two sockets of the host.
+// TestMeasures: every row names contenders and figures that there are, and every name is there once.
 func TestMeasures(t *testing.T) {
-	host := func(port uint16) string { return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)}).String() }
-	for _, kind := range []string{measure.TCP, measure.UDP, measure.Request, measure.Loaded} {
-		open := map[uint16]net.Addr{}
-		var ends []io.Closer
-		p := measure.Pair{
-			Listen: func(port uint16) (net.Listener, error) {
-				l, err := net.Listen("tcp", host(0))
-				if err == nil {
-					open[port], ends = l.Addr(), append(ends, l)
-				}
-				return l, err
-			},
-			ListenPacket: func(port uint16) (net.PacketConn, error) {
-				c, err := net.ListenPacket("udp", host(0))
-				if err == nil {
-					open[port], ends = c.LocalAddr(), append(ends, c)
-				}
-				return c, err
-			},
+	names := make(map[string]bool)
+	for _, m := range measures {
+		if names[m.name] {
+			t.Errorf("%s is there twice", m.name)
 		}
-		dial := func(network string) func(port uint16) (net.Conn, error) {
-			return func(port uint16) (net.Conn, error) {
-				c, err := net.Dial(network, open[port].String())
-				if err == nil {
-					ends = append(ends, c)
-				}
-				return c, err
+		names[m.name] = true
+		in := make(map[string]bool)
+		for _, c := range m.contenders() {
+			in[c] = true
+			if s, ok := m.rigs[c]; m.rigs != nil && (!ok || tunnels[s.contender] == nil) {
+				t.Errorf("%s: no rig for %s", m.name, c)
 			}
 		}
-		p.Dial, p.DialPacket = dial("tcp"), dial("udp")
-		r, err := measure.Do(p, measure.What{Kind: kind, N: 2, For: 200 * time.Millisecond})
-		for _, c := range ends {
-			c.Close()
-		}
-		if err != nil || r.Rate <= 0 || (kind == measure.TCP || kind == measure.UDP) != (r.CPU > 0) || (kind == measure.Request || kind == measure.Loaded) != (r.Median > 0 && r.P99 >= r.Median) {
-			t.Errorf("%s: %+v, %v", kind, r, err)
+		for _, r := range m.rows {
+			if !in[r.over] || r.over == m.contenders()[0] {
+				t.Errorf("%s: %q has no turn there", m.name, r.over)
+			}
+			if figures[r.figure].show == nil {
+				t.Errorf("%s: figure %q is unknown", m.name, r.figure)
+			}
 		}
 	}
-	if _, err := measure.Do(measure.Pair{}, measure.What{Kind: "speed"}); err == nil {
-		t.Error("an unknown measure was done")
+}
+
+func TestParseIperf(t *testing.T) {
+	v, err := parseIperf([]byte(`{"start":{"test_start":{"protocol":"UDP","blksize":4,"omit":1,"duration":2}},
+		"end":{"sum_received":{"bits_per_second":800,"bytes":200,"seconds":2,"packets":100,"lost_packets":140}}}`))
+	if err != nil || v["rate"] != 100 || v["packets"] != 25 || v["all"] != 300 {
+		t.Errorf("got %v, %v", v, err)
 	}
-	for _, s := range []string{"", "tcp", "tcp,1", "tcp,x,1s", "tcp,0,1s", "tcp,1,soon"} {
-		if _, err := measure.Parse(s); err == nil {
-			t.Errorf("%q is a measure", s)
+	for _, bad := range []string{``, `{}`, `{"error":"no route"}`} {
+		if v, err := parseIperf([]byte(bad)); err == nil {
+			t.Errorf("%s is read as %v", bad, v)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/world"
 )
 
 // connectors are the protocols of routes that connect the host with networks: those of the kernel, of router
@@ -97,7 +98,7 @@ type way struct {
 // is a route to some network.
 func (h *Host) ways(ctx context.Context, f found) []way {
 	var ws []way
-	for _, to := range World {
+	for _, to := range world.Addrs {
 		r, ok := h.lookup(ctx, to, h.sendMark)
 		l := f.byIndex[r.oif]
 		if !ok || r.oif == f.link.Index || l.loopback {

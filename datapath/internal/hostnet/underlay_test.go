@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/warren-mesh/warren/datapath"
+	"github.com/warren-mesh/warren/datapath/internal/world"
 	"github.com/warren-mesh/warren/datapath/key"
 	"github.com/warren-mesh/warren/prefixes"
 )
@@ -109,11 +110,11 @@ func TestUnderlayDespiteBogons(t *testing.T) {
 
 // No narrow route takes two of the addresses that stand for the world, and each half has some.
 func TestWorld(t *testing.T) {
-	for i, a := range World {
+	for i, a := range world.Addrs {
 		if !a.IsGlobalUnicast() || a.IsPrivate() {
 			t.Errorf("%v is of no use", a)
 		}
-		for _, b := range World[:i] {
+		for _, b := range world.Addrs[:i] {
 			bits := 9
 			if a.Is6() {
 				bits = 17
@@ -125,7 +126,7 @@ func TestWorld(t *testing.T) {
 	}
 	for _, half := range []string{"0.0.0.0/1", "128.0.0.0/1", "2000::/3"} {
 		n := 0
-		for _, a := range World {
+		for _, a := range world.Addrs {
 			if pp(half).Contains(a) {
 				n++
 			}

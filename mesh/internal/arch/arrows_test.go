@@ -35,7 +35,7 @@ func rules() []rule {
 		{of: []string{"datapath"}, only: values, from: datapathModules, why: "it knows neither drivers nor the mesh"},
 		{of: []string{"datapath/..."}, not: []string{"mesh/...", "roles/..."}, why: "a datapath serves whoever drives it"},
 		{of: []string{"datapath/memory"}, only: append(values, "datapath"), from: datapathModules, why: "the reference device needs nothing else"},
-		{of: []string{"datapath/internal/uapi", "datapath/internal/wgconv", "datapath/internal/hostnet", "datapath/internal/wggo"}, not: drivers, why: "drivers share it"},
+		{of: []string{"datapath/internal/uapi", "datapath/internal/wgconv", "datapath/internal/hostnet", "datapath/internal/wggo", "datapath/internal/sockets", "datapath/internal/tunio", "datapath/internal/offload", "datapath/internal/world"}, not: drivers, why: "drivers share it"},
 		{of: []string{"datapath/datapathtest"}, not: drivers, why: "the suite knows no driver"},
 		{of: []string{"datapath/internal/nettest"}, not: drivers, why: "the tests of drivers share it"},
 		{of: []string{"prefixes", "datapath/...", "mesh/...", "examples/..."}, not: []string{"datapath/internal/nettest"}, why: "it is for tests alone"},
@@ -250,8 +250,8 @@ func TestWhoBringsWeightIn(t *testing.T) {
 		"gRPC":      {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
 		"protobuf":  {"mesh/registry/etcd/...", "mesh/control/...", "examples/...", "roles/*"},
 		"server":    {"mesh/registry/etcd/etcdtest"},
-		"gVisor":    {"datapath/netstack", "datapath/auto", "examples/...", "roles/*"},
-		"WireGuard": {"datapath/internal/wggo", "datapath/internal/nettest", "datapath/netstack", "datapath/tun", "datapath/auto", "examples/...", "roles/*"},
+		"gVisor":    {"datapath/netstack", "datapath/netstack/internal/offload", "datapath/auto", "examples/...", "roles/*"},
+		"WireGuard": {"datapath/internal/wggo", "datapath/internal/sockets", "datapath/internal/tunio", "datapath/internal/nettest", "datapath/netstack", "datapath/tun", "datapath/auto", "examples/...", "roles/*"},
 	}
 	brought := make(map[string]bool)
 	for _, p := range ps {

@@ -1,2 +1,2 @@
-// Package nebula has nothing but the version of nebula whose programs are compared with: its go.mod says it.
+// Package nebula is empty: its module names the version of nebula that make bench builds and compares with.
 package nebula

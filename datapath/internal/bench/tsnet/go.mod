@@ -1,8 +1,6 @@
-module github.com/warren-mesh/warren/datapath/internal/bench/tsnode
+module github.com/warren-mesh/warren/datapath/internal/bench/tsnet
 
 go 1.26.6
-
-replace github.com/warren-mesh/warren/datapath/internal/bench => ..
 
 require (
 	github.com/warren-mesh/warren/datapath/internal/bench v0.0.0
@@ -104,4 +102,9 @@ require (
 	golang.zx2c4.com/wireguard/windows v0.5.3 // indirect
 	gvisor.dev/gvisor v0.0.0-20260224225140-573d5e7127a8 // indirect
 	honnef.co/go/tools v0.7.0 // indirect
+)
+
+replace (
+	github.com/warren-mesh/warren => ../../../..
+	github.com/warren-mesh/warren/datapath/internal/bench => ..
 )

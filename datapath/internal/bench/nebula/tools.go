@@ -1,8 +1,0 @@
-//go:build tools
-
-package nebula
-
-import (
-	_ "github.com/slackhq/nebula/cmd/nebula"
-	_ "github.com/slackhq/nebula/cmd/nebula-cert"
-)
