@@ -317,6 +317,10 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 		}
 		return none(err)
 	}
+	if b, ours := w.bind.Bind.(*sockets.Bind); ours {
+		receive, send := b.Sizes()
+		n.o.Logger.Debug("the UDP sockets are open", "port", b.Port(), "receive buffer", receive, "send buffer", send)
+	}
 	n.o.Mu.Lock()
 	n.wg = w
 	n.o.Mu.Unlock()
