@@ -89,7 +89,7 @@ func configure(s *stack.Stack, l *link) error {
 // It is measured in whole milliseconds, of which a shorter one has up to two.
 const (
 	near       = 3 * time.Millisecond
-	nearBuffer = 4 << 20
+	nearBuffer = 3 << 20
 )
 
 // tune gives a new connection buffers of one size where its handshake took no longer than near. Else what
