@@ -85,7 +85,7 @@ func configure(s *stack.Stack, l *link) error {
 	return nil
 }
 
-// near is a round trip that buffers of nearBuffer are large enough for: they have 2 MiB on its way, 700 MB/s.
+// near is a round trip that buffers of nearBuffer are large enough for: they have half of it on its way, 500 MB/s.
 // It is measured in whole milliseconds, of which a shorter one has up to two.
 const (
 	near       = 3 * time.Millisecond
