@@ -470,3 +470,22 @@ func TestUDPComingAndGoing(t *testing.T) {
 	close(stop)
 	all.Wait()
 }
+
+// Whoever sent a datagram in fragments is told too that nobody has the port.
+func TestUDPFragmentsRefused(t *testing.T) {
+	a, _ := pair(t)
+	for _, at := range []string{"10.0.0.2:9", "[fd00::2]:9", "10.0.0.1:9", "[fd00::1]:9"} {
+		c, err := a.DialContext(within(t, timeout), "udp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(make([]byte, 3000)); err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(timeout))
+		if _, err = c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: %v", at, err)
+		}
+		c.Close()
+	}
+}

@@ -99,6 +99,10 @@ func refusedUDP(b []byte) (from, to netip.AddrPort, ok bool) {
 	}
 	quote := p[8:]
 	proto, u, whole := transport(quote)
+	// The datagram may have gone in fragments, of which the first has its ports.
+	if whole && quote[0]>>4 == 6 && proto == fragmentNumber && len(u) >= header.IPv6FragmentHeaderSize && binary.BigEndian.Uint16(u[2:])&^7 == 0 {
+		proto, u = u[0], u[header.IPv6FragmentHeaderSize:]
+	}
 	if !whole || proto != udpNumber || len(u) < 4 || quote[0]>>4 != b[0]>>4 {
 		return from, to, false
 	}

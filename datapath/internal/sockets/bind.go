@@ -36,8 +36,8 @@ const BatchSize = conn.IdealBatchSize
 type Bind struct {
 	o Options
 
-	mu      sync.Mutex // guards opening and closing
-	sockets [2]atomic.Pointer[socket]
+	mu      sync.Mutex                 // guards opening and closing
+	sockets atomic.Pointer[[2]*socket] // nil: they are closed. One is nil where the host has not its family
 }
 
 var _ conn.Bind = (*Bind)(nil)
@@ -65,10 +65,8 @@ const most = 100
 func (b *Bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.sockets {
-		if b.sockets[i].Load() != nil {
-			return nil, 0, conn.ErrBindAlreadyOpen
-		}
+	if b.sockets.Load() != nil {
+		return nil, 0, conn.ErrBindAlreadyOpen
 	}
 	for try := 1; ; try++ {
 		opened, actual, err := b.open(port)
@@ -79,12 +77,12 @@ func (b *Bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 			return nil, 0, err
 		}
 		var fns []conn.ReceiveFunc
-		for i, s := range opened {
+		for _, s := range opened {
 			if s != nil {
-				b.sockets[i].Store(s)
 				fns = append(fns, s.receiver())
 			}
 		}
+		b.sockets.Store(&opened)
 		return fns, actual, nil
 	}
 }
@@ -128,21 +126,19 @@ func is(err error, posix, windows syscall.Errno) bool {
 func (b *Bind) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var errs []error
-	for i := range b.sockets {
-		if s := b.sockets[i].Swap(nil); s != nil {
-			errs = append(errs, s.close())
-		}
+	all := b.sockets.Swap(nil)
+	if all == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return errors.Join(all[ipv4].close(), all[ipv6].close())
 }
 
 // SetMark has what is sent from now on marked (SO_MARK). Elsewhere than on Linux there are no marks.
 func (b *Bind) SetMark(mark uint32) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.sockets {
-		if s := b.sockets[i].Load(); s != nil {
+	for i, s := range b.load() {
+		if s != nil {
 			if err := s.setMark(mark); err != nil {
 				return fmt.Errorf("mark %#x on the %s socket: %w", mark, networks[i], err)
 			}
@@ -151,15 +147,24 @@ func (b *Bind) SetMark(mark uint32) error {
 	return nil
 }
 
+// load returns the sockets there are.
+func (b *Bind) load() (all [2]*socket) {
+	if p := b.sockets.Load(); p != nil {
+		all = *p
+	}
+	return all
+}
+
 // Families returns in which families there are sockets.
 func (b *Bind) Families() (is4, is6 bool) {
-	return b.sockets[ipv4].Load() != nil, b.sockets[ipv6].Load() != nil
+	all := b.load()
+	return all[ipv4] != nil, all[ipv6] != nil
 }
 
 // Port is the port that the sockets have; 0: there are none.
 func (b *Bind) Port() uint16 {
-	for i := range b.sockets {
-		if s := b.sockets[i].Load(); s != nil {
+	for _, s := range b.load() {
+		if s != nil {
 			return s.port()
 		}
 	}
@@ -169,8 +174,8 @@ func (b *Bind) Port() uint16 {
 // Sizes returns what the buffers of a socket hold, in bytes, the lesser of the two sockets; 0: not known. Linux counts
 // its own book-keeping in: half of it is for packets.
 func (b *Bind) Sizes() (receive, send int) {
-	for i := range b.sockets {
-		if s := b.sockets[i].Load(); s != nil {
+	for _, s := range b.load() {
+		if s != nil {
 			r, w := s.sizes()
 			if receive == 0 || r < receive {
 				receive = r
@@ -219,11 +224,12 @@ func (b *Bind) send(packets [][]byte, to *Endpoint) error {
 	if to.dst.Addr().Is6() {
 		i = ipv6
 	}
-	s := b.sockets[i].Load()
+	all := b.sockets.Load()
+	if all == nil {
+		return net.ErrClosed
+	}
+	s := all[i]
 	if s == nil {
-		if b.Port() == 0 {
-			return net.ErrClosed
-		}
 		return fmt.Errorf("%v: %w", to.dst, syscall.EAFNOSUPPORT)
 	}
 	return s.send(packets, to)

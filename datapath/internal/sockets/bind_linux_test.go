@@ -134,8 +134,8 @@ func TestMark(t *testing.T) {
 	b := New(Options{})
 	within(t, s, b)
 	s.Must(func() error { return b.SetMark(0x50) })
-	for i := range b.sockets {
-		k := b.sockets[i].Load()
+	for i := range b.load() {
+		k := b.load()[i]
 		if k == nil {
 			t.Fatalf("no %s socket", networks[i])
 		}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -474,4 +475,46 @@ func ExampleImpair() {
 	b := Impair(New(Options{}), Impairment{Delay: 150 * time.Millisecond, Loss: 0.01, Seed: 1})
 	fmt.Println(b.BatchSize() > 0)
 	// Output: true
+}
+
+// Who sends meanwhile finds all sockets open or all closed.
+func TestSendWhileOpeningAndClosing(t *testing.T) {
+	b := New(Options{})
+	if _, _, err := b.Open(0); err != nil {
+		t.Fatal(err)
+	}
+	var to []conn.Endpoint
+	is4, is6 := b.Families()
+	for at, has := range map[string]bool{"127.0.0.1:9": is4, "[::1]:9": is6} {
+		if e, err := b.ParseEndpoint(at); err != nil {
+			t.Fatal(err)
+		} else if has {
+			to = append(to, e)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100 {
+			b.Close()
+			if _, _, err := b.Open(0); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+		b.Close()
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		for _, e := range to {
+			if err := b.Send([][]byte{{1}}, e); errors.Is(err, syscall.EAFNOSUPPORT) {
+				<-done
+				t.Fatalf("%s: %v", e.DstToString(), err)
+			}
+		}
+	}
 }
