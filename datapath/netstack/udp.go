@@ -324,6 +324,8 @@ func (c *UDPConn) write(b []byte, to netip.AddrPort) (int, error) {
 		return 0, c.opError("write", &WaitError{Addr: dst, Err: ErrNoRoute})
 	case len(b) > most:
 		errno = syscall.EMSGSIZE
+	case to.Port() == 0:
+		errno = syscall.EINVAL
 	case dst == broadcast:
 		errno = syscall.EACCES
 	case !c.family.has(dst):
@@ -461,7 +463,7 @@ func (q *udpQueue) put(data []byte, from netip.AddrPort) {
 		if s == nil || s.used+len(data) > slabSize {
 			s = slabs.Get().(*slab)
 			s.used, s.left = 0, 0
-			q.filled = s // that before is given back with the last datagram in it
+			q.filled = s // that before is given back with the last datagram in it, or is garbage where there is none
 		}
 		d.data, d.in = s.buf[s.used:s.used+len(data)], s
 		copy(d.data, data)

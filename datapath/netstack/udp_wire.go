@@ -3,6 +3,7 @@ package netstack
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -116,7 +117,7 @@ func refusedUDP(b []byte) (from, to netip.AddrPort, ok bool) {
 
 // takeWhole delivers a datagram that the stack put together from fragments, or found behind other headers.
 func (s *sockets) takeWhole(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
-	u := append(pkt.TransportHeader().Slice(), pkt.Data().AsRange().ToSlice()...)
+	u := slices.Concat(pkt.TransportHeader().Slice(), pkt.Data().AsRange().ToSlice())
 	from, to, payload, ok := parseDatagram(netipAddr(id.RemoteAddress), netipAddr(id.LocalAddress), u)
 	if !ok {
 		return true // damaged: nobody is told

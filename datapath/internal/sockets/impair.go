@@ -89,9 +89,12 @@ func (b *impaired) Close() error {
 	b.mu.Unlock()
 	if done != nil {
 		close(done)
+	}
+	err := b.Bind.Close() // which ends a Send that waits for room
+	if done != nil {
 		<-ended
 	}
-	return b.Bind.Close()
+	return err
 }
 
 func (b *impaired) Send(packets [][]byte, to conn.Endpoint) error {

@@ -254,7 +254,7 @@ func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, joins bool) (fi
 		part := packets[x.firsts[i]:x.firsts[i+1]]
 		src := x.msgs[i].hdr.Control != nil && !x.forgot(i)
 		switch {
-		case src && !tooLarge(x.errno):
+		case src && sourceless(x.errno):
 			// The address may be gone from the host. Without it the message may go.
 			x.forget(i, len(part))
 			bare = i
@@ -342,6 +342,15 @@ func (x *sender) forget(i, parts int) {
 	size := x.iovs[x.firsts[i]].Len
 	ne.PutUint16(control(x.controls[i][:], unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2), uint16(size))
 	h.SetControllen(sizeSpace)
+}
+
+// sourceless reports errors that a source makes which the host has no more, or no way from.
+func sourceless(errno syscall.Errno) bool {
+	switch errno {
+	case unix.EINVAL, unix.EADDRNOTAVAIL, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENODEV:
+		return true
+	}
+	return false
 }
 
 // tooLarge reports errors that are about a message's size alone.
