@@ -54,15 +54,12 @@ func (s *socket) init() {
 // block repeats try until it does not say "would block". d.mu is held.
 func (s *socket) block(d *side, op string, try func() tcpip.Error) error {
 	for {
-		expired := d.deadline.wait()
-		select {
-		case <-s.closed:
+		changed, expired := d.deadline.wait()
+		switch {
+		case s.isClosed():
 			return s.opError(op, net.ErrClosed)
-		case <-s.n.done:
-			return s.opError(op, net.ErrClosed)
-		case <-expired:
+		case expired:
 			return s.opError(op, os.ErrDeadlineExceeded)
-		default:
 		}
 		err := try()
 		switch err.(type) {
@@ -82,7 +79,7 @@ func (s *socket) block(d *side, op string, try func() tcpip.Error) error {
 		}
 		select {
 		case <-d.ready:
-		case <-expired:
+		case <-changed:
 		case <-s.closed:
 		case <-s.n.done:
 		}
@@ -145,19 +142,21 @@ func (s *socket) setDeadline(d *side, t time.Time) error {
 	return nil
 }
 
-// deadline is a channel that is closed when a time has come, and that may be put off.
+// deadline is a time at which calls end, and that may be put off.
 type deadline struct {
-	mu    sync.Mutex
-	timer *time.Timer
-	ch    chan struct{}
+	mu      sync.Mutex
+	timer   *time.Timer
+	changed chan struct{} // closed, and made anew, when the time is set; closed when it has come
+	expired bool
 }
 
-func (d *deadline) init() { d.ch = make(chan struct{}) }
+func (d *deadline) init() { d.changed = make(chan struct{}) }
 
-func (d *deadline) wait() <-chan struct{} {
+// wait reports whether the time has come. changed is closed when that may be otherwise.
+func (d *deadline) wait() (changed <-chan struct{}, expired bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.ch
+	return d.changed, d.expired
 }
 
 func (d *deadline) set(t time.Time) {
@@ -167,31 +166,31 @@ func (d *deadline) set(t time.Time) {
 		d.timer.Stop()
 		d.timer = nil
 	}
-	// Whoever waits on the old channel is told to look again, and finds that it has not expired.
-	old := d.ch
-	select {
-	case <-old:
-	default:
-		close(old)
+	if !d.expired {
+		close(d.changed)
 	}
-	d.ch = make(chan struct{})
+	changed := make(chan struct{})
+	d.changed, d.expired = changed, false
 	if t.IsZero() {
 		return
 	}
-	ch := d.ch
-	expire := func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.ch == ch {
-			close(ch)
-			d.timer = nil
-		}
-	}
 	if wait := time.Until(t); wait > 0 {
-		d.timer = time.AfterFunc(wait, expire)
+		d.timer = time.AfterFunc(wait, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if d.changed == changed {
+				d.expire()
+			}
+		})
 		return
 	}
-	close(ch)
+	d.expire()
+}
+
+// expire ends the calls. mu is held.
+func (d *deadline) expire() {
+	d.expired, d.timer = true, nil
+	close(d.changed)
 }
 
 // tcpConn is a TCP connection.

@@ -56,6 +56,9 @@ const (
 func (n *Net) openUDP(network string, f family, from, remote netip.AddrPort) (*UDPConn, error) {
 	c := &UDPConn{n: n, network: network, local: from, remote: remote, family: f, closed: make(chan struct{})}
 	if remote.IsValid() {
+		if remote.Port() == 0 {
+			return nil, os.NewSyscallError("connect", syscall.EINVAL)
+		}
 		src := n.link.table.Load().source(remote.Addr())
 		if !src.IsValid() {
 			return nil, os.NewSyscallError("connect", syscall.ENETUNREACH)
@@ -73,10 +76,31 @@ func (n *Net) openUDP(network string, f family, from, remote netip.AddrPort) (*U
 	return c, nil
 }
 
-// sockets are the UDP sockets of a link.
+// sockets are the UDP sockets of a link. That there are many at one port, each at an address, costs a datagram nothing.
 type sockets struct {
-	mu    sync.RWMutex
-	ports map[uint16][]*UDPConn
+	mu        sync.RWMutex
+	four, six map[uint16]*holders // by port, of each family
+}
+
+// holders are who has a port in one family: one at all addresses, or others at one each. A connected socket is at one.
+type holders struct {
+	all *UDPConn
+	at  map[netip.Addr]*UDPConn
+}
+
+// ports are those of the families that c is for.
+func (s *sockets) ports(c *UDPConn) []map[uint16]*holders {
+	if s.four == nil {
+		s.four, s.six = make(map[uint16]*holders), make(map[uint16]*holders)
+	}
+	switch all := []map[uint16]*holders{s.four, s.six}; {
+	case !c.family.v6:
+		return all[:1]
+	case !c.family.v4:
+		return all[1:]
+	default:
+		return all
+	}
 }
 
 // The ports that are chosen where none is asked for, as Linux has them.
@@ -89,71 +113,84 @@ const (
 func (s *sockets) add(c *UDPConn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ports == nil {
-		s.ports = make(map[uint16][]*UDPConn)
-	}
-	if p := c.local.Port(); p != 0 {
-		if s.taken(c, p) {
-			return syscall.EADDRINUSE
+	port := c.local.Port()
+	if port == 0 {
+		const all = lastEphemeral - firstEphemeral + 1
+		for i, start := 0, rand.IntN(all); ; i++ {
+			if i == all {
+				return syscall.EADDRINUSE
+			}
+			if port = uint16(firstEphemeral + (start+i)%all); !s.taken(c, port) {
+				break
+			}
 		}
-		s.ports[p] = append(s.ports[p], c)
-		return nil
+		c.local = netip.AddrPortFrom(c.local.Addr(), port)
+	} else if s.taken(c, port) {
+		return syscall.EADDRINUSE
 	}
-	const all = lastEphemeral - firstEphemeral + 1
-	for i, start := 0, rand.IntN(all); i < all; i++ {
-		if p := uint16(firstEphemeral + (start+i)%all); !s.taken(c, p) {
-			c.local = netip.AddrPortFrom(c.local.Addr(), p)
-			s.ports[p] = append(s.ports[p], c)
-			return nil
+	for _, ports := range s.ports(c) {
+		h := ports[port]
+		if h == nil {
+			h = new(holders)
+			ports[port] = h
+		}
+		if a := c.local.Addr(); a.IsUnspecified() {
+			h.all = c
+		} else {
+			if h.at == nil {
+				h.at = make(map[netip.Addr]*UDPConn, 1)
+			}
+			h.at[a] = c
 		}
 	}
-	return syscall.EADDRINUSE
+	return nil
 }
 
 // taken reports whether another socket has a port at an address that is c's too. mu is held.
 func (s *sockets) taken(c *UDPConn, port uint16) bool {
-	return slices.ContainsFunc(s.ports[port], func(o *UDPConn) bool {
-		a, b := c.local.Addr(), o.local.Addr()
-		switch {
-		case a.IsUnspecified() && b.IsUnspecified():
-			return c.family.v4 && o.family.v4 || c.family.v6 && o.family.v6
-		case a.IsUnspecified():
-			return c.family.has(b)
-		case b.IsUnspecified():
-			return o.family.has(a)
-		}
-		return a == b
+	a := c.local.Addr()
+	return slices.ContainsFunc(s.ports(c), func(ports map[uint16]*holders) bool {
+		h := ports[port]
+		return h != nil && (h.all != nil || a.IsUnspecified() || h.at[a] != nil)
 	})
 }
 
+// remove closes the port of a socket that was added.
 func (s *sockets) remove(c *UDPConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := c.local.Port()
-	left := slices.DeleteFunc(s.ports[p], func(o *UDPConn) bool { return o == c })
-	if len(left) == 0 {
-		delete(s.ports, p)
-	} else {
-		s.ports[p] = left
+	for _, ports := range s.ports(c) {
+		h := ports[c.local.Port()]
+		if a := c.local.Addr(); a.IsUnspecified() {
+			h.all = nil
+		} else {
+			delete(h.at, a)
+		}
+		if h.all == nil && len(h.at) == 0 {
+			delete(ports, c.local.Port())
+		}
 	}
 }
 
-// find returns the socket for a datagram: the one at its address before one at all addresses, and a connected one only
-// for what its remote sent.
+// find returns the socket for a datagram; nil: there is none. A connected one is for what its remote sent alone.
 func (s *sockets) find(from, to netip.AddrPort) *UDPConn {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var wild *UDPConn
-	for _, c := range s.ports[to.Port()] {
-		switch a := c.local.Addr(); {
-		case c.remote.IsValid() && c.remote != from:
-		case a == to.Addr():
-			return c
-		case a.IsUnspecified() && c.family.has(to.Addr()):
-			wild = c
-		}
+	ports := s.six
+	if to.Addr().Is4() {
+		ports = s.four
 	}
-	return wild
+	h := ports[to.Port()]
+	switch {
+	case h == nil:
+		return nil
+	case h.all != nil:
+		return h.all
+	}
+	if c := h.at[to.Addr()]; c != nil && (!c.remote.IsValid() || c.remote == from) {
+		return c
+	}
+	return nil
 }
 
 // take delivers b, a packet that came to this node, where it is a datagram for one of the sockets, or tells one that
@@ -224,15 +261,12 @@ func (c *UDPConn) ReadBatch(ds []Datagram) (n int, err error) {
 // await repeats try until it says that it is done. reading is held.
 func (c *UDPConn) await(try func() (done bool, err error)) error {
 	for {
-		expired := c.readDeadline.wait()
-		select {
-		case <-c.closed:
+		changed, expired := c.readDeadline.wait()
+		switch {
+		case c.isClosed():
 			return c.opError("read", net.ErrClosed)
-		case <-c.n.done:
-			return c.opError("read", net.ErrClosed)
-		case <-expired:
+		case expired:
 			return c.opError("read", os.ErrDeadlineExceeded)
-		default:
 		}
 		done, err := try()
 		if err != nil {
@@ -243,7 +277,7 @@ func (c *UDPConn) await(try func() (done bool, err error)) error {
 		}
 		select {
 		case <-c.in.ready:
-		case <-expired:
+		case <-changed:
 		case <-c.closed:
 		case <-c.n.done:
 		}
@@ -298,14 +332,11 @@ func (c *UDPConn) WriteBatch(ds []Datagram) (int, error) {
 }
 
 func (c *UDPConn) write(b []byte, to netip.AddrPort) (int, error) {
-	select {
-	case <-c.closed:
+	if c.isClosed() {
 		return 0, c.opError("write", net.ErrClosed)
-	case <-c.n.done:
-		return 0, c.opError("write", net.ErrClosed)
-	case <-c.writeDeadline.wait():
+	}
+	if _, expired := c.writeDeadline.wait(); expired {
 		return 0, c.opError("write", os.ErrDeadlineExceeded)
-	default:
 	}
 	dst := to.Addr()
 	if !to.IsValid() || dst.IsUnspecified() || dst.Zone() != "" {
@@ -349,6 +380,17 @@ func (c *UDPConn) write(b []byte, to netip.AddrPort) (int, error) {
 	return len(b), nil
 }
 
+func (c *UDPConn) isClosed() bool {
+	select {
+	case <-c.closed:
+		return true
+	case <-c.n.done:
+		return true
+	default:
+		return false
+	}
+}
+
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 func (c *UDPConn) opError(op string, err error) error {
@@ -357,6 +399,14 @@ func (c *UDPConn) opError(op string, err error) error {
 		e.Source, e.Addr = nil, c.localAddr
 	}
 	return e
+}
+
+// Lost returns how many datagrams arrived that the socket had no room for: it holds 4 MiB, of which each takes 96 bytes
+// beside its data.
+func (c *UDPConn) Lost() uint64 {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	return c.in.lost
 }
 
 // Close ends the socket. A second call returns net.ErrClosed, as those of the net package do.
@@ -396,12 +446,8 @@ func (c *UDPConn) SetReadDeadline(t time.Time) error { return c.setDeadline(&c.r
 func (c *UDPConn) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.writeDeadline, t) }
 
 func (c *UDPConn) setDeadline(d *deadline, t time.Time) error {
-	select {
-	case <-c.closed:
+	if c.isClosed() {
 		return c.opError("set", net.ErrClosed)
-	case <-c.n.done:
-		return c.opError("set", net.ErrClosed)
-	default:
 	}
 	d.set(t)
 	return nil
@@ -451,7 +497,10 @@ var slabs = sync.Pool{New: func() any { return new(slab) }}
 func (q *udpQueue) put(data []byte, from netip.AddrPort) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed || q.size+len(data)+datagramCost > queueBytes {
+	if q.closed {
+		return
+	}
+	if q.size+len(data)+datagramCost > queueBytes {
 		q.lost++
 		return
 	}

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -70,6 +73,135 @@ func TestUDPQueue(t *testing.T) {
 		if _, _, ok, err := q.take(buf); ok || err != nil || q.size != 0 {
 			t.Fatalf("closed: %v, %v, %d bytes", ok, err, q.size)
 		}
+	})
+}
+
+// Ports are opened, closed and found as a list of sockets has it, each of which is asked.
+func TestUDPPorts(t *testing.T) {
+	addrs := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	for _, a := range []string{"10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"} {
+		addrs = append(addrs, netip.MustParseAddr(a))
+	}
+	hears := func(c *UDPConn, a netip.Addr) bool {
+		return c.family.has(a) && (c.local.Addr().IsUnspecified() || c.local.Addr() == a)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var s sockets
+		var model []*UDPConn
+		port := func(t *rapid.T) uint16 {
+			return rapid.SampledFrom([]uint16{1, 2, firstEphemeral, lastEphemeral}).Draw(t, "port")
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"open": func(t *rapid.T) {
+				a := rapid.SampledFrom(addrs).Draw(t, "address")
+				c := &UDPConn{family: family{a.Is4(), a.Is6()}}
+				p := port(t)
+				switch rapid.IntRange(0, 3).Draw(t, "kind") {
+				case 0:
+					p = 0
+				case 1:
+					if !a.IsUnspecified() {
+						p, c.remote = 0, netip.AddrPortFrom(a.Next(), port(t))
+					}
+				case 2:
+					c.family.v4 = c.family.v4 || a.IsUnspecified()
+				}
+				c.local = netip.AddrPortFrom(a, p)
+				err := s.add(c)
+				taken := false
+				for _, o := range model {
+					for _, x := range addrs[2:] {
+						taken = taken || o.local.Port() == c.local.Port() && hears(o, x) && hears(c, x)
+					}
+				}
+				if p == 0 && (err != nil || taken || c.local.Port() < firstEphemeral || c.local.Port() > lastEphemeral) || p != 0 && (err != nil) != taken {
+					t.Fatalf("%v: %v, taken: %v", c.local, err, taken)
+				}
+				if err == nil {
+					model = append(model, c)
+				}
+			},
+			"close": func(t *rapid.T) {
+				if len(model) > 0 {
+					i := rapid.IntRange(0, len(model)-1).Draw(t, "which")
+					s.remove(model[i])
+					model = slices.Delete(model, i, i+1)
+				}
+			},
+			"find": func(t *rapid.T) {
+				to := netip.AddrPortFrom(rapid.SampledFrom(addrs[2:]).Draw(t, "to"), port(t))
+				from := netip.AddrPortFrom(to.Addr().Next(), port(t))
+				if len(model) > 0 && rapid.Bool().Draw(t, "of a socket") {
+					c := rapid.SampledFrom(model).Draw(t, "socket")
+					if to = netip.AddrPortFrom(to.Addr(), c.local.Port()); c.remote.IsValid() {
+						to = c.local
+						from = netip.AddrPortFrom(c.remote.Addr(), rapid.SampledFrom([]uint16{from.Port(), c.remote.Port()}).Draw(t, "from"))
+					}
+				}
+				var want *UDPConn
+				for _, c := range model {
+					if c.local.Port() == to.Port() && hears(c, to.Addr()) && (!c.remote.IsValid() || c.remote == from) {
+						want = c
+					}
+				}
+				if got := s.find(from, to); got != want {
+					t.Fatalf("%v to %v: %+v, want %+v", from, to, got, want)
+				}
+			},
+		})
+		for _, c := range model {
+			s.remove(c)
+		}
+		if len(s.four)+len(s.six) > 0 {
+			t.Fatalf("of closed sockets there are left %v, %v", s.four, s.six)
+		}
+	})
+}
+
+// A deadline that is put off, or taken away, ends no call, though it wakes those that wait.
+func TestDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d deadline
+		d.init()
+		woken := func(c <-chan struct{}) bool {
+			synctest.Wait()
+			select {
+			case <-c:
+				return true
+			default:
+				return false
+			}
+		}
+		check := func(what string, c <-chan struct{}, wakes, expires bool) {
+			t.Helper()
+			w := woken(c)
+			if _, expired := d.wait(); w != wakes || expired != expires {
+				t.Errorf("%s: woken: %v, expired: %v", what, w, expired)
+			}
+		}
+		c, _ := d.wait()
+		check("none", c, false, false)
+		d.set(time.Now().Add(time.Second))
+		check("set", c, true, false)
+		c, _ = d.wait()
+		time.Sleep(time.Second - 1)
+		check("not yet", c, false, false)
+		d.set(time.Now().Add(time.Second))
+		check("put off", c, true, false)
+		c, _ = d.wait()
+		time.Sleep(time.Second - 1)
+		check("not yet", c, false, false)
+		time.Sleep(time.Nanosecond)
+		check("its time has come", c, true, true)
+		d.set(time.Now().Add(time.Hour))
+		c, _ = d.wait()
+		check("again", c, false, false)
+		d.set(time.Now().Add(-1))
+		check("past", c, true, true)
+		d.set(time.Time{})
+		c, _ = d.wait()
+		time.Sleep(2 * time.Hour)
+		check("taken away", c, false, false)
 	})
 }
 

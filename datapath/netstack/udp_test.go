@@ -231,6 +231,9 @@ func testSockets(t *testing.T, h udpHost, addr string) {
 	if _, err := server.(net.Conn).Write([]byte("x")); err == nil {
 		t.Error("Write on a socket that is not connected")
 	}
+	if _, err := server.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 0))); err == nil {
+		t.Error("sent to port 0")
+	}
 	if c, err := h.listen("udp", hostPort(addr, port)); err == nil {
 		c.Close()
 		t.Error("a port was opened twice")
@@ -469,6 +472,44 @@ func TestUDPComingAndGoing(t *testing.T) {
 	}
 	close(stop)
 	all.Wait()
+}
+
+// Nobody has port 0, which the kernel finds out only where it is sent to without being connected.
+func TestUDPDialPort0(t *testing.T) {
+	a, _ := pair(t)
+	if c, err := a.DialContext(within(t, timeout), "udp", "10.0.0.2:0"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// What a socket has no room for is lost, and counted.
+func TestUDPLost(t *testing.T) {
+	a, _ := pair(t)
+	l, err := a.ListenPacket("udp", "10.0.0.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := a.DialContext(within(t, timeout), "udp", "10.0.0.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for end := time.Now().Add(timeout); l.(*netstack.UDPConn).Lost() == 0; sent++ {
+		if _, err := c.Write(make([]byte, 1300)); err != nil || time.Now().After(end) {
+			t.Fatalf("nothing was lost of %d: %v", sent, err)
+		}
+	}
+	ds, got := make([]netstack.Datagram, 5000), 0
+	for i := range ds {
+		ds[i].Data = make([]byte, 1300)
+	}
+	l.SetReadDeadline(time.Now().Add(timeout))
+	if got, err = l.(*netstack.UDPConn).ReadBatch(ds); err != nil {
+		t.Fatal(err)
+	}
+	if got < 3000 || got > 3100 { // 4 MiB
+		t.Errorf("%d of %d were there", got, sent)
+	}
 }
 
 // Whoever sent a datagram in fragments is told too that nobody has the port.
