@@ -58,6 +58,7 @@ func TestDelay(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if len(s.sent) != 100 {
 			t.Fatalf("%d packets, want 100", len(s.sent))
 		}
@@ -70,6 +71,7 @@ func TestDelay(t *testing.T) {
 		i.Send([][]byte{b}, nil)
 		i.Close()
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if len(s.sent) != 100 {
 			t.Error("a packet left after Close")
 		}
@@ -85,6 +87,7 @@ func TestLoss(t *testing.T) {
 				i.Send([][]byte{packet(4, n), packet(1, n+10000)}, nil)
 			}
 			time.Sleep(time.Second)
+			synctest.Wait()
 			for _, n := range s.sent {
 				if n >= 10000 {
 					handshakes = append(handshakes, n)

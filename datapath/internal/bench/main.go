@@ -60,8 +60,10 @@ func run() error {
 		return embed(*embedFile)
 	case *child != "":
 		return asChild(*child, flag.Arg(0))
-	case *write && (*only != "" || *without != "" || *short || *rounds < 5):
-		return errors.New("-write is for whole runs: not with -run, -without, -short or fewer than five rounds")
+	case *write && (*only != "" || *without != "" || *short || *rounds < 5 || *duration < 2*time.Second):
+		return errors.New("-write is for whole runs: not with -run, -without, -short, fewer than five rounds or less than 2s")
+	case *rounds < 1 || *duration <= 0:
+		return errors.New("-rounds and -duration are to be positive")
 	}
 	warm := time.Second
 	if *short {
@@ -109,12 +111,15 @@ func run() error {
 		fmt.Println(table(rs))
 		all = append(all, rs...)
 	}
+	if err := ctx.Err(); err != nil { // in the last turn
+		return err
+	}
 	if len(all) == 0 {
 		return fmt.Errorf("-run %s: no measure is called that; there are %s", *only, strings.Join(names, " "))
 	}
 	t := table(all)
 	command := "make bench"
-	if *only != "" || *without != "" || *short || *rounds != 5 {
+	if *only != "" || *without != "" || *short || *rounds != 5 || *duration != 2*time.Second {
 		command = "bench " + strings.Join(os.Args[1:], " ")
 	}
 	fmt.Printf("%s: medians of %d rounds, on %d processors, in %v\n\n%s", command, *rounds, runtime.NumCPU(), time.Since(start).Round(time.Second), t)

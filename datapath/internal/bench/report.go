@@ -68,7 +68,12 @@ var figures = map[string]struct {
 	title string
 	show  func(float64) string
 }{
-	"rate":    {"throughput", func(v float64) string { return fmt.Sprintf("%.2f Gbit/s", v*8/1e9) }},
+	"rate": {"throughput", func(v float64) string {
+		if v*8 < 1e8 {
+			return fmt.Sprintf("%.1f Mbit/s", v*8/1e6)
+		}
+		return fmt.Sprintf("%.2f Gbit/s", v*8/1e9)
+	}},
 	"packets": {"packets that arrive", func(v float64) string { return fmt.Sprintf("%.0f k/s", v/1e3) }},
 	"asks":    {"answers", func(v float64) string { return fmt.Sprintf("%.1f k/s", v/1e3) }},
 	"p50":     {"median latency", func(v float64) string { return fmt.Sprintf("%.3f ms", v*1e3) }},
@@ -94,8 +99,10 @@ func times(v float64) string {
 		return fmt.Sprintf("%.0fx", v)
 	case v >= 1:
 		return fmt.Sprintf("%.1fx", v)
+	case v >= 0.1:
+		return fmt.Sprintf("%.2fx", v)
 	}
-	return fmt.Sprintf("%.2fx", v)
+	return fmt.Sprintf("%.3fx", v)
 }
 
 // table is Markdown that reads well on a terminal, too.

@@ -62,6 +62,18 @@ func TestRoundsInStep(t *testing.T) {
 	}
 }
 
+// TestShow has no figure vanish for being small.
+func TestShow(t *testing.T) {
+	for _, test := range []struct{ got, want string }{
+		{figures["rate"].show(1e9), "8.00 Gbit/s"}, {figures["rate"].show(1e6), "8.0 Mbit/s"},
+		{times(12.34), "12x"}, {times(1.23), "1.2x"}, {times(0.123), "0.12x"}, {times(0.0031), "0.003x"},
+	} {
+		if test.got != test.want {
+			t.Errorf("got %s, want %s", test.got, test.want)
+		}
+	}
+}
+
 func TestBetween(t *testing.T) {
 	text := "head\n" + beginMark + "\nold\n" + endMark + "\nfoot\n"
 	got, err := between([]byte(text), "new\n")

@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -37,8 +38,8 @@ import (
 type rig struct {
 	spaces  [2]string
 	target  string // what iperf3 connects to
-	daemons []*exec.Cmd
-	all     []*exec.Cmd // daemons and iperf3's server
+	daemons []*process
+	all     []*process // daemons and iperf3's server
 	dir     string
 }
 
@@ -141,39 +142,82 @@ func newRig(s rigSpec, p programs) (r *rig, err error) {
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("%s: %w", s.contender, err)
 		}
-		for _, d := range r.all {
-			if d.Process.Signal(syscall.Signal(0)) != nil {
-				return nil, fmt.Errorf("%s: %s ended: %s", s.contender, filepath.Base(d.Path), d.Stderr)
-			}
+		if err := r.ended(); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.contender, err)
 		}
 	}
 }
 
-// start runs a program in a namespace until the rig is closed. What it says is kept for errors.
-func (r *rig) start(node int, name string, args ...string) (*exec.Cmd, error) {
+// process is a program that runs until it is told to end.
+type process struct {
+	name string
+	*os.Process
+	said  *tail
+	ended chan struct{} // closed once it has
+}
+
+// start runs a program in a namespace until the rig is closed.
+func (r *rig) start(node int, name string, args ...string) (*process, error) {
 	c := tied(exec.Command("ip", append([]string{"netns", "exec", r.spaces[node], name}, args...)...))
-	c.Stderr = new(tail)
-	if name != "iperf3" { // which would repeat every result
-		c.Stdout = c.Stderr
-	}
 	c.Env = append(os.Environ(), "LOG_LEVEL=error", "WG_PROCESS_FOREGROUND=1")
+	p, err := launch(filepath.Base(name), c)
+	if err == nil {
+		r.all = append(r.all, p)
+	}
+	return p, err
+}
+
+// launch starts c and keeps what it says for errors.
+func launch(name string, c *exec.Cmd) (*process, error) {
+	p := &process{name: name, said: new(tail), ended: make(chan struct{})}
+	c.Stderr = p.said
+	if name != "iperf3" { // which would repeat every result
+		c.Stdout = p.said
+	}
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
-	r.all = append(r.all, c)
-	return c, nil
+	p.Process = c.Process
+	go func() {
+		defer close(p.ended)
+		if err := c.Wait(); err != nil { // without it the process would seem to be there
+			fmt.Fprintf(p.said, "%v\n", err)
+		}
+	}()
+	return p, nil
+}
+
+// ended says which of the programs has ended, and what it said last.
+func (r *rig) ended() error {
+	for _, p := range r.all {
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s ended: %s", p.name, p.said)
+		default:
+		}
+	}
+	return nil
 }
 
 // tail keeps the last of what a program said.
-type tail struct{ b []byte }
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
 
 func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.b = append(t.b, b...)
 	t.b = t.b[max(0, len(t.b)-2000):]
 	return len(b), nil
 }
 
-func (t *tail) String() string { return strings.TrimSpace(string(t.b)) }
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.b))
+}
 
 func (r *rig) daemon(node int, name string, args ...string) error {
 	c, err := r.start(node, name, args...)
@@ -184,11 +228,14 @@ func (r *rig) daemon(node int, name string, args ...string) error {
 }
 
 func (r *rig) close() {
-	for _, c := range r.all { // wireguard-go removes its socket
-		c.Process.Signal(syscall.SIGTERM)
-		late := time.AfterFunc(2*time.Second, func() { c.Process.Kill() })
-		c.Wait()
-		late.Stop()
+	for _, p := range r.all { // wireguard-go removes its socket
+		p.Signal(syscall.SIGTERM)
+		select {
+		case <-p.ended:
+		case <-time.After(2 * time.Second):
+			p.Kill()
+			<-p.ended
+		}
 	}
 	for _, n := range r.spaces {
 		if n != "" {
@@ -205,7 +252,7 @@ func (r *rig) close() {
 // cpu is the processor time of the daemons.
 func (r *rig) cpu() (sum time.Duration) {
 	for _, d := range r.daemons {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Process.Pid))
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.Pid))
 		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 		if len(f) < 13 {
 			continue
@@ -221,7 +268,7 @@ func (r *rig) cpu() (sum time.Duration) {
 // memory is the sum of the daemons' peaks of resident memory, in bytes, since iperf began.
 func (r *rig) memory() (sum float64) {
 	for _, d := range r.daemons {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid))
 		for line := range strings.Lines(string(b)) {
 			if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
 				kb, _ := strconv.ParseFloat(f[1], 64)
@@ -239,13 +286,13 @@ func (r *rig) iperf(args ...string) (map[string]float64, error) {
 	defer cancel()
 	c := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", r.spaces[0], "iperf3", "-J", "-c", r.target, "--connect-timeout", "2000"}, args...)...)
 	for _, d := range r.daemons { // the peak begins anew: proc_pid_clear_refs(5)
-		os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Process.Pid), []byte("5"), 0)
+		os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.Pid), []byte("5"), 0)
 	}
 	before := r.cpu()
 	out, err := tied(c).Output()
 	spent := r.cpu() - before
 	v, perr := parseIperf(out)
-	if err := errors.Join(perr, err); err != nil {
+	if err := errors.Join(perr, err, r.ended()); err != nil {
 		return nil, fmt.Errorf("iperf3 %s: %w", strings.Join(args, " "), err)
 	}
 	if sent := v["all"]; sent > 0 && len(r.daemons) > 0 {
@@ -396,7 +443,7 @@ func (r *rig) wireguardGo(s rigSpec, p programs) error {
 		conf := fmt.Sprintf("set=1\nprivate_key=%s\nlisten_port=51820\n%s\n", privateHex(keys[i]),
 			peerUAPI(keys[1-i].Public(), outer[1-i]+":51820", inner[1-i]))
 		if err := setUAPI("/var/run/wireguard/"+name+".sock", conf); err != nil {
-			return fmt.Errorf("%w: %s", err, r.daemons[len(r.daemons)-1].Stderr)
+			return fmt.Errorf("%w: %s", err, r.daemons[len(r.daemons)-1].said)
 		}
 		mtu := s.mtu
 		if mtu == 0 {
