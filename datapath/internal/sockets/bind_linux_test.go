@@ -275,6 +275,9 @@ func FuzzControl(f *testing.F) {
 func TestSourceOfAnotherWay(t *testing.T) {
 	t.Parallel()
 	s, far := nettest.NewSpace(t), nettest.NewSpace(t)
+	for _, n := range []*nettest.Space{s, far} {
+		n.Sysctl("net/ipv6/conf/default/accept_dad", "0") // neighbours are asked from link-local addresses, at once
+	}
 	for i, at := range [][2]string{{"192.0.2.", "2001:db8:1::"}, {"198.51.100.", "2001:db8:2::"}} {
 		u, v := "u"+strconv.Itoa(i), "v"+strconv.Itoa(i)
 		s.IP("link add " + u + " type veth peer name " + v + " netns " + far.Path)
