@@ -269,3 +269,122 @@ func FuzzControl(f *testing.F) {
 		parseControl(c[:len(b):len(b)])
 	})
 }
+
+// An answer goes out from the address that was asked as long as the way there is what it was. Once packets leave by
+// another interface the host chooses anew, though it still has the address.
+func TestSourceOfAnotherWay(t *testing.T) {
+	t.Parallel()
+	s, far := nettest.NewSpace(t), nettest.NewSpace(t)
+	for _, n := range []*nettest.Space{s, far} {
+		n.Sysctl("net/ipv6/conf/default/accept_dad", "0") // neighbours are asked from link-local addresses, at once
+	}
+	for i, at := range [][2]string{{"192.0.2.", "2001:db8:1::"}, {"198.51.100.", "2001:db8:2::"}} {
+		u, v := "u"+strconv.Itoa(i), "v"+strconv.Itoa(i)
+		s.IP("link add " + u + " type veth peer name " + v + " netns " + far.Path)
+		s.IP("addr add " + at[0] + "1/24 dev " + u)
+		s.IP("addr add " + at[1] + "1/64 dev " + u + " nodad")
+		s.IP("link set " + u + " up")
+		far.IP("addr add " + at[0] + "2/24 dev " + v)
+		far.IP("addr add " + at[1] + "2/64 dev " + v + " nodad")
+		far.IP("link set " + v + " up")
+	}
+	far.IP("addr add 203.0.113.1/32 dev lo")
+	far.IP("addr add 2001:db8:3::1/128 dev lo nodad")
+	for _, n := range []*nettest.Space{s, far} {
+		for _, name := range append([]string{"all"}, n.Links()...) {
+			n.Sysctl("net/ipv4/conf/"+name+"/rp_filter", "0")
+		}
+	}
+	a, b := within(t, s, New(Options{})), within(t, far, New(Options{}))
+	for _, test := range []struct{ name, far, first, second, via1, via2 string }{
+		{"IPv4", "203.0.113.1", "192.0.2.1", "198.51.100.1", "192.0.2.2", "198.51.100.2"},
+		{"IPv6", "2001:db8:3::1", "2001:db8:1::1", "2001:db8:2::1", "2001:db8:1::2", "2001:db8:2::2"},
+	} {
+		heard := func(at string) *Endpoint {
+			t.Helper()
+			if err := b.Send([][]byte{fill(50, 1)}, newEndpoint(netip.MustParseAddrPort(a.at(at)), netip.MustParseAddr(test.far), 0)); err != nil {
+				t.Fatal(err)
+			}
+			return a.next().from.(*Endpoint)
+		}
+		sends := func(when string, to *Endpoint, want string) {
+			t.Helper()
+			to.raw.way.due.Store(0) // a second went by
+			if err := a.Send([][]byte{fill(50, 2), fill(50, 3)}, to); err != nil {
+				t.Fatalf("%s: %s: %v", test.name, when, err)
+			}
+			for range 2 {
+				if g := b.next(); g.from.DstIP().String() != want {
+					t.Errorf("%s: %s: it came from %v, want %s", test.name, when, g.from.DstIP(), want)
+				}
+			}
+		}
+		// The addresses are asked of which the host would not choose one by itself, and the ways in and out differ.
+		s.IP("route add " + test.far + " via " + test.via1 + " metric 10")
+		e := heard(test.second)
+		sends("as asked", e, test.second)
+		sends("as asked, again", e, test.second)
+		s.IP("route add " + test.far + " via " + test.via2 + " metric 5")
+		e.path.refused()
+		sends("another route", e, test.second)
+		if e.SrcIP().IsValid() || !e.path.joins() {
+			t.Errorf("%s: another route: the source is %v, and packets are joined: %v", test.name, e.SrcIP(), e.path.joins())
+		}
+		e = heard(test.second)
+		if e.SrcIP().String() != test.second {
+			t.Errorf("%s: the source that is heard of again is %v", test.name, e.SrcIP())
+		}
+		sends("heard again", e, test.second)
+		s.IP("route del " + test.far + " via " + test.via2 + " metric 5")
+		sends("the first route", e, test.first)
+		e = heard(test.first)
+		sends("as asked first", e, test.first)
+		s.IP("route add " + test.far + " via " + test.via2 + " metric 20")
+		sends("a worse route", e, test.first)
+	}
+	s.IP("route del 203.0.113.1/32 via 198.51.100.2 metric 20")
+	s.IP("route add 203.0.113.1/32 via 198.51.100.2 metric 20")
+	e := newEndpoint(netip.MustParseAddrPort(b.at("203.0.113.1")), netip.MustParseAddr("192.0.2.1"), 0)
+	a.mustSend(e)
+	b.next()
+	s.IP("link set u0 down") // which keeps its address
+	e.raw.way.due.Store(0)
+	a.mustSend(e)
+	if g := b.next(); g.from.DstIP().String() != "198.51.100.1" {
+		t.Errorf("an interface is down, and it came from %v", g.from.DstIP())
+	}
+}
+
+func (e *ear) mustSend(to conn.Endpoint) {
+	e.t.Helper()
+	if err := e.Send([][]byte{fill(50, 4)}, to); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// An answer of Linux is for the question that was asked, and a strange one is none.
+func FuzzRoute(f *testing.F) {
+	for _, addrs := range [][2]string{{"127.0.0.1", "127.0.0.2"}, {"::1", "::1"}} {
+		f.Add(appendRouteRequest(nil, 7, netip.MustParseAddr(addrs[0]), netip.MustParseAddr(addrs[1]), 5), uint32(7))
+	}
+	f.Add([]byte{}, uint32(0))
+	r := openRoutes()
+	defer r.close()
+	if oif := r.oif(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), 0); oif != 1 {
+		f.Errorf("packets to loopback leave by interface %d", oif)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, seq uint32) {
+		if oif, ours := parseRoute(b, seq); oif != 0 && !ours {
+			t.Error("an interface of another question")
+		}
+	})
+}
+
+func TestNoAllocationsForRoutes(t *testing.T) {
+	r := openRoutes()
+	defer r.close()
+	dst, src := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
+	if n := testing.AllocsPerRun(100, func() { r.oif(dst, src, 5) }); n >= 1 && !raceEnabled {
+		t.Errorf("%v allocations", n)
+	}
+}

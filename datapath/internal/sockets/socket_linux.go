@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -31,6 +32,8 @@ type socket struct {
 	raw     syscall.RawConn
 	is6     bool
 	joins   bool // Linux takes joined packets
+	mark    atomic.Uint32
+	routes  *routes
 	senders sync.Pool
 }
 
@@ -51,6 +54,7 @@ func openSocket(network string, port uint16, buffer int) (*socket, error) {
 		s.c.Close()
 		return nil, err
 	}
+	s.routes = openRoutes()
 	s.senders.New = func() any { return newSender(s) }
 	return s, nil
 }
@@ -82,6 +86,7 @@ func (s *socket) close() error {
 	if s == nil {
 		return nil
 	}
+	s.routes.close()
 	return s.c.Close()
 }
 
@@ -92,6 +97,9 @@ func (s *socket) setMark(mark uint32) (err error) {
 		err = os.NewSyscallError("setsockopt SO_MARK", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)))
 	}); bad != nil {
 		return bad
+	}
+	if err == nil {
+		s.mark.Store(mark)
 	}
 	return err
 }
@@ -110,6 +118,7 @@ type rawEndpoint struct {
 	nameLen uint32
 	src     [sourceSpace]byte // a control message; none where srcLen is 0
 	srcLen  int
+	way     way
 }
 
 var (
@@ -217,6 +226,7 @@ func (s *sender) write(fd uintptr) bool {
 
 // send sends packets to e, in batches.
 func (s *socket) send(packets [][]byte, e *Endpoint) (err error) {
+	s.follow(e)
 	x := s.senders.Get().(*sender)
 	x.name = e.raw.name
 	joins := s.joins && e.path.joins()
