@@ -75,7 +75,7 @@ func newLink(name string, fellBack func(error)) (*link, error) {
 	}
 	l := &link{name: name, events: make(chan tun.Event, 4)}
 	l.Device, err = tunio.New(fd, tunio.Options{
-		MTU: func() int { return int(l.mtu.Load()) }, Whole: func() int { return int(l.whole.Load()) }, Refused: fellBack,
+		MTU: func() int { return int(l.mtu.Load()) }, Whole: l.largest, Refused: fellBack,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("TUN interface %s: %w", name, err)
@@ -86,6 +86,16 @@ func newLink(name string, fellBack func(error)) (*link, error) {
 func (l *link) Name() (string, error)    { return l.name, nil }
 func (l *link) MTU() (int, error)        { return int(l.mtu.Load()), nil }
 func (l *link) Events() <-chan tun.Event { return l.events }
+
+// largest is the size of the largest packet that is not fragmented on the underlay. WireGuard pads a packet to a multiple
+// of 16 bytes, though to no more than the MTU.
+func (l *link) largest() int {
+	n := int(l.whole.Load())
+	if n < int(l.mtu.Load()) {
+		n &^= 15
+	}
+	return n
+}
 
 // setMTU tells of the MTU, by which wireguard-go pads packets.
 func (l *link) setMTU(mtu int) {

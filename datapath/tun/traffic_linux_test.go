@@ -124,26 +124,41 @@ func TestNarrowUnderlay(t *testing.T) {
 // TestWhole has TCP go over an underlay that does not carry the least MTU which IPv6 allows: hardly any of it is
 // fragmented, as it would be if it were taken apart as the interface's MTU says.
 func TestWhole(t *testing.T) {
-	p := newPair(t)
-	p.a.space.Narrow(1280)
-	p.b.space.Narrow(1280)
-	p.connect(plain)
-	if got := p.a.link.whole.Load(); got != 1200 || p.a.Have().Device.MTU != 1280 {
-		t.Errorf("packets of up to %d bytes are not fragmented, with an MTU of %d", got, p.a.Have().Device.MTU)
-	}
-	p.exchange("narrow")
-	// Ip: of /proc/net/snmp, by the names in its first line.
-	text, err := p.a.space.Run("cat", "/proc/net/snmp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(text, "\n")
-	names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
-	made, _ := strconv.Atoi(values[slices.Index(names, "FragCreates")])
-	packets := 2 * transfer / 1200
-	t.Logf("%d fragments, of some %d packets", made, packets)
-	if made > packets/2 {
-		t.Errorf("%d fragments, of some %d packets", made, packets)
+	for _, test := range []struct {
+		name string
+		ipv6 bool
+		want int
+	}{{"both families", true, 1200}, {"IPv4", false, 1216}} {
+		t.Run(test.name, func(t *testing.T) {
+			sa, sb := wired(t)
+			for _, s := range []*space{sa, sb} {
+				if !test.ipv6 {
+					for _, name := range s.Links() {
+						s.Sysctl("net/ipv6/conf/"+name+"/disable_ipv6", "1")
+					}
+				}
+				s.Narrow(1280)
+			}
+			p := pair{newNode(t, sa, "a", addrsA), newNode(t, sb, "b", addrsB)}
+			p.connect(plain)
+			if got := p.a.link.largest(); got != test.want || p.a.Have().Device.MTU != 1280 {
+				t.Errorf("packets of up to %d bytes are not fragmented, want %d, with an MTU of %d", got, test.want, p.a.Have().Device.MTU)
+			}
+			p.exchange("narrow")
+			// Ip: of snmp, by the names in its first line.
+			text, err := sa.Run("cat", "/proc/thread-self/net/snmp")
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := strings.Split(text, "\n")
+			names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
+			made, _ := strconv.Atoi(values[slices.Index(names, "FragCreates")])
+			packets := 2 * transfer / 1200
+			t.Logf("%d fragments, of some %d packets", made, packets)
+			if made > packets/2 {
+				t.Errorf("%d fragments, of some %d packets", made, packets)
+			}
+		})
 	}
 }
 
