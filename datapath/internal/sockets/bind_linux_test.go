@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"bytes"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -71,18 +72,27 @@ func TestNarrow(t *testing.T) {
 		}
 		return outDatagrams(t, s) - before
 	}
-	if n := arrive("too narrow"); n < len(packets) || to.path.joins() {
-		t.Errorf("refused: %d datagrams, and the next would be joined: %v", n, to.path.joins())
+	if n := arrive("too narrow"); n < len(packets) || to.path.joins() != 1451 {
+		t.Errorf("refused: %d datagrams, and the next would be joined up to %d bytes", n, to.path.joins())
 	}
 	arrive("again")
+	wide := packets
+	packets = nil
+	for i := range 30 {
+		packets = append(packets, fill(1200, i))
+	}
+	if n := arrive("small enough"); n >= len(packets) {
+		t.Errorf("what fits is not joined: %d datagrams", n)
+	}
+	packets = wide
 	s.IP("link set u0 mtu 1500")
 	far.IP("link set u1 mtu 1500")
-	if to.path.joins() {
+	if to.path.joins() != 1451 {
 		t.Error("joined at once")
 	}
 	to.path.until.Store(1) // long ago
 	arrive("wide enough")
-	if !to.path.joins() || to.path.until.Load() != 0 {
+	if to.path.joins() != math.MaxInt || to.path.until.Load() != 0 {
 		t.Error("not joined for good")
 	}
 }
@@ -325,10 +335,10 @@ func TestSourceOfAnotherWay(t *testing.T) {
 		sends("as asked", e, test.second)
 		sends("as asked, again", e, test.second)
 		s.IP("route add " + test.far + " via " + test.via2 + " metric 5")
-		e.path.refused()
+		e.path.refused(50)
 		sends("another route", e, test.second)
-		if e.SrcIP().IsValid() || !e.path.joins() {
-			t.Errorf("%s: another route: the source is %v, and packets are joined: %v", test.name, e.SrcIP(), e.path.joins())
+		if e.SrcIP().IsValid() || e.path.joins() != math.MaxInt {
+			t.Errorf("%s: another route: the source is %v, and packets are joined up to %d bytes", test.name, e.SrcIP(), e.path.joins())
 		}
 		e = heard(test.second)
 		if e.SrcIP().String() != test.second {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -336,32 +337,40 @@ func TestVia(t *testing.T) {
 	}
 }
 
-// A path that refused joined packets is asked again after a while, which is longer each time.
+// A path that refused joined packets of a size carries smaller ones, and is asked again after a while, which is longer
+// each time.
 func TestPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p path
-		time.Sleep(time.Since(start) + time.Hour)
-		if !p.joins() {
-			t.Error("nothing is joined at first")
+		joins := func(when string, want int) {
+			t.Helper()
+			if got := p.joins(); got != want {
+				t.Errorf("%s: packets of up to %d bytes are joined, want %d", when, got, want)
+			}
 		}
+		time.Sleep(time.Since(start) + time.Hour)
+		joins("at first", math.MaxInt)
 		for i := range 20 {
 			want := min(minAlone<<min(i, 10), maxAlone)
-			p.refused()
+			p.refused(1400)
+			joins("refused", 1399)
+			p.refused(1300)
+			p.refused(1452)
+			joins("refused smaller ones too", 1299)
+			p.carried(1299)
 			time.Sleep(want - time.Millisecond)
-			if p.joins() {
-				t.Errorf("refusal %d: joined before %v", i, want)
-			}
+			joins("before "+want.String(), 1299)
 			time.Sleep(time.Millisecond)
-			if !p.joins() {
-				t.Errorf("refusal %d: not joined after %v", i, want)
-			}
+			joins("after "+want.String(), math.MaxInt)
+			p.carried(1299)
 		}
-		p.carried()
-		p.refused()
+		p.carried(1300)
+		p.refused(1400)
 		time.Sleep(minAlone)
-		if !p.joins() {
-			t.Error("what was carried meanwhile is forgotten")
-		}
+		joins("a larger one was carried meanwhile", math.MaxInt)
+		p.refused(1400)
+		p.forget()
+		joins("forgotten", math.MaxInt)
 	})
 }
 

@@ -34,8 +34,7 @@ func (es *endpoints) get(from netip.AddrPort, to netip.Addr, on int) *Endpoint {
 		}
 		fresh := newEndpoint(from, to, on)
 		if e != nil {
-			fresh.path.until.Store(e.path.until.Load())
-			fresh.path.tries.Store(e.path.tries.Load())
+			fresh.path.learn(&e.path)
 		}
 		e = fresh
 		es.all[h] = e

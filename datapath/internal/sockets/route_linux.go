@@ -36,7 +36,7 @@ func (s *socket) follow(e *Endpoint) {
 	}
 	if was := e.raw.way.oif.Swap(oif); was != 0 && was != oif {
 		e.ClearSrc()
-		e.path.carried() // it is another path
+		e.path.forget() // it is another one
 	}
 }
 

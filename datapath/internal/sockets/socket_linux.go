@@ -229,10 +229,9 @@ func (s *socket) send(packets [][]byte, e *Endpoint) (err error) {
 	s.follow(e)
 	x := s.senders.Get().(*sender)
 	x.name = e.raw.name
-	joins := s.joins && e.path.joins()
 	for len(packets) > 0 && !errors.Is(err, net.ErrClosed) {
 		n := min(len(packets), batchSize)
-		err = errors.Join(err, s.batch(x, packets[:n], e, joins))
+		err = errors.Join(err, s.batch(x, packets[:n], e, s.most(e)))
 		packets = packets[n:]
 	}
 	clear(x.iovs[:]) // the packets are the caller's again
@@ -240,10 +239,18 @@ func (s *socket) send(packets [][]byte, e *Endpoint) (err error) {
 	return err
 }
 
-// batch sends packets that fit one sender. The error is the first.
-func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, joins bool) (first error) {
-	n := x.prepare(packets, e, joins)
-	joined, bare := false, -1 // the message that lost its source
+// most is up to which size packets to e may be joined.
+func (s *socket) most(e *Endpoint) int {
+	if !s.joins {
+		return 0
+	}
+	return e.path.joins()
+}
+
+// batch sends packets that fit one sender, of which those of up to so many bytes may be joined. The error is the first.
+func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, most int) (first error) {
+	n := x.prepare(packets, e, most)
+	joined, bare := 0, -1 // the largest size that was, and the message that lost its source
 	for i := 0; i < n; {
 		x.from, x.to, x.taken, x.errno = i, n, 0, 0
 		err := s.raw.Write(x.do)
@@ -256,7 +263,9 @@ func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, joins bool) (fi
 				e.ClearSrc()
 			}
 			for ; x.taken > 0; x.taken-- {
-				joined = joined || x.firsts[i+1]-x.firsts[i] > 1
+				if x.firsts[i+1]-x.firsts[i] > 1 {
+					joined = max(joined, len(packets[x.firsts[i]]))
+				}
 				i++
 			}
 			continue
@@ -270,19 +279,21 @@ func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, joins bool) (fi
 			bare = i
 			continue
 		case len(part) > 1 && refused(x.errno):
-			e.path.refused()
-			if err := s.alone(packets[x.firsts[i]:], e); first == nil {
-				first = err
+			if e.path.refused(len(part[0])); x.errno == unix.EIO {
+				e.path.refused(1) // it is not about the size
 			}
-			return first
+			err = s.alone(part, e)
+			joined = 0 // the path is not what it was
+		default:
+			err = os.NewSyscallError("sendmmsg", x.errno)
 		}
 		if first == nil {
-			first = os.NewSyscallError("sendmmsg", x.errno)
+			first = err
 		}
 		i++
 	}
-	if joined {
-		e.path.carried()
+	if joined > 0 {
+		e.path.carried(joined)
 	}
 	return first
 }
@@ -291,21 +302,21 @@ func (s *socket) batch(x *sender, packets [][]byte, e *Endpoint, joins bool) (fi
 func (s *socket) alone(packets [][]byte, e *Endpoint) error {
 	x := s.senders.Get().(*sender)
 	x.name = e.raw.name
-	err := s.batch(x, packets, e, false)
+	err := s.batch(x, packets, e, 0)
 	clear(x.iovs[:])
 	s.senders.Put(x)
 	return err
 }
 
-// prepare makes messages of packets and returns how many.
-func (x *sender) prepare(packets [][]byte, e *Endpoint, joins bool) (n int) {
+// prepare makes messages of packets, joins those of up to so many bytes, and returns how many messages it made.
+func (x *sender) prepare(packets [][]byte, e *Endpoint, most int) (n int) {
 	src := e.raw.src[:e.raw.srcLen]
 	if e.forgot.Load() {
 		src = nil
 	}
 	for i := 0; i < len(packets); n++ {
 		parts := 1
-		if joins {
+		if len(packets[i]) <= most {
 			parts = segment(packets[i:])
 		}
 		for j, p := range packets[i : i+parts] {
