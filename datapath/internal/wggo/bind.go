@@ -28,6 +28,7 @@ type bind struct {
 	answers func(from netip.AddrPort)                // that a response arrived
 	yields  func(to netip.AddrPort, msg []byte) bool // whether one that is to be sent is dropped
 	tried   func(to string, err error)               // that an initiation was sent, or could not be
+	in, out *gate                                    // packets that are received and written, and those that are read and sent
 
 	mu         sync.Mutex // guards what follows
 	port       uint16
@@ -127,8 +128,12 @@ const (
 )
 
 func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
+	idle := newIdleTimer()
 	return func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+		b.in.wait(idle)
 		n, err := fn(packets, sizes, eps)
+		transport := 0
+		defer func() { b.in.enter(transport) }()
 		waiting := b.watch.waiting.Load() > 0
 		for i := range n {
 			if sizes[i] < 4 {
@@ -151,6 +156,9 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 				if waiting {
 					waiting = false
 					b.watch.signal()
+				}
+				if packets[i][0] == transportData && sizes[i] > device.MessageKeepaliveSize {
+					transport++
 				}
 			}
 		}
@@ -175,6 +183,7 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 		}
 	}
 	err := b.deliver(bufs, ep)
+	b.out.leave(len(bufs))
 	if initiation && !errors.Is(err, net.ErrClosed) {
 		b.tried(ep.DstToString(), err)
 		return nil

@@ -298,9 +298,9 @@ func (n *WireGuard) Create(d datapath.Device, open func() (tun.Device, error)) e
 	w.bind = &bind{
 		Bind: inner(), watch: &n.watch, do: n.o.Do,
 		meant: w.mac1.CheckMAC1, crosses: n.crosses, answers: n.answers, yields: n.yields,
-		tried: n.attempted,
+		tried: n.attempted, in: newGate(), out: newGate(),
 	}
-	w.Device = device.NewDevice(t, w.bind, n.logger())
+	w.Device = device.NewDevice(&gated{Device: t, in: w.bind.in, out: w.bind.out, idle: newIdleTimer()}, w.bind, n.logger())
 	mark := d.Mark
 	d.Mark = 0
 	err = w.set(uapi.Device(d))

@@ -155,7 +155,7 @@ func TestLargeSend(t *testing.T) {
 		"alone":                {errno(syscall.EMSGSIZE), errno(syscall.EMSGSIZE), []string{"bad"}, nil, 1, syscall.EMSGSIZE},
 	} {
 		c := &choosy{together: test.together, alone: test.alone}
-		b := &bind{Bind: c}
+		b := &bind{Bind: c, in: newGate(), out: newGate()}
 		var bufs [][]byte
 		for _, p := range test.send {
 			bufs = append(bufs, []byte(p))
@@ -166,7 +166,7 @@ func TestLargeSend(t *testing.T) {
 		}
 	}
 	done := conn.ErrUDPGSODisabled{}
-	if err := (&bind{Bind: &choosy{together: done}}).Send([][]byte{{1}, {2}}, ep); err != done {
+	if err := (&bind{Bind: &choosy{together: done}, in: newGate(), out: newGate()}).Send([][]byte{{1}, {2}}, ep); err != done {
 		t.Errorf("packets that were sent in another way: %v", err)
 	}
 }
