@@ -36,6 +36,8 @@ one does not wait for anything. With the kernel datapath the kernel goes on forw
 guarded. "agent leave" takes the node out of the mesh. While the registry is away the agent goes on with the
 nodes it knows, at a start with those it knew last. At SIGHUP it reads its configuration again.
 
+It uses half of the processors at most, if GOMAXPROCS in its environment does not say another number.
+
 Each flag is a variable of the environment as well (WARREN_LOG_LEVEL), and a key of the YAML file that
 --config names (log-level): see "agent help settings".`,
 		Example: `  agent run --registry etcd://192.0.2.1:2379
@@ -60,6 +62,7 @@ Each flag is a variable of the environment as well (WARREN_LOG_LEVEL), and a key
 		for _, line := range c.Misspelt() {
 			log.Warn(line)
 		}
+		limitProcessors(log)
 		a, err := newAgent(c, log, level)
 		if err != nil {
 			return err

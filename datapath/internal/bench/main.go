@@ -62,6 +62,8 @@ func run() error {
 		return asChild(*child, flag.Arg(0))
 	case *write && (*only != "" || *without != "" || *short || *rounds < 5 || *duration < 2*time.Second):
 		return errors.New("-write is for whole runs: not with -run, -without, -short, fewer than five rounds or less than 2s")
+	case *write && os.Geteuid() != 0:
+		return errors.New("-write is for whole runs, which need root")
 	case *rounds < 1 || *duration <= 0:
 		return errors.New("-rounds and -duration are to be positive")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -103,10 +104,12 @@ var measures = []measure{
 	},
 	tunMeasure("tuntcp1", "TUN, TCP, one stream", nil, []row{
 		{"rate", tunWG, false, 1.5}, {"rate", tunNebula, false, 5}, {"rate", tunTuned, false, 3}, {"rate", tunVeth, false, 0},
+		{"rate", tunAll, false, 0}, {"rate", tunWGHalf, false, 0},
 		{"cpu", tunWG, true, 0}, {"cpu", tunTuned, true, 0},
 	}),
 	tunMeasure("tuntcp4", "TUN, TCP, four streams", []string{"-P", "4"}, []row{
 		{"rate", tunWG, false, 1.5}, {"rate", tunNebula, false, 5}, {"rate", tunTuned, false, 3}, {"rate", tunVeth, false, 0},
+		{"rate", tunAll, false, 0}, {"rate", tunWGHalf, false, 0},
 		{"peak", tunWG, true, 0}, {"peak", tunTuned, true, 0},
 	}),
 	tunMeasure("tunudp64", "TUN, UDP, 64 bytes", []string{"-u", "-b", "0", "-l", "64"}, []row{
@@ -119,7 +122,7 @@ var measures = []measure{
 	tunMTU(8920, 9000),
 	{
 		name: "tununderlay", title: "TUN, TCP, underlay of 1280 bytes over 1500",
-		rigs:  map[string]rigSpec{tunNarrow: {"warren", 0, 1280}, tunWarren: {"warren", 0, 1500}},
+		rigs:  map[string]rigSpec{tunNarrow: {"warren", 0, 1280, true}, tunWarren: {"warren", 0, 1500, true}},
 		order: []string{tunNarrow, tunWarren},
 		rows:  []row{{"rate", tunWarren, false, 0.5}},
 	},
@@ -132,15 +135,24 @@ const (
 	tunNebula = "nebula as it comes"
 	tunTuned  = "nebula tuned"
 	tunVeth   = "veth, no tunnel"
+	tunAll    = "Warren tun, all processors"
+	tunWGHalf = "wireguard-go program, half the processors"
 )
 
 func tunMeasure(name, title string, iperf []string, rows []row) measure {
+	order := []string{tunWarren, tunWG, tunNebula, tunTuned, tunVeth}
+	for _, r := range rows {
+		if !slices.Contains(order, r.over) {
+			order = append(order, r.over)
+		}
+	}
 	return measure{
 		name: name, title: title, iperf: iperf, rows: rows,
-		order: []string{tunWarren, tunWG, tunNebula, tunTuned, tunVeth},
+		order: order,
 		rigs: map[string]rigSpec{
-			tunWarren: {"warren", 0, 1500}, tunWG: {"wireguard-go", 1420, 1500}, tunNebula: {"nebula", 0, 1500},
-			tunTuned: {"nebula tuned", 1420, 1500}, tunVeth: {"veth", 0, 1500},
+			tunWarren: {"warren", 0, 1500, true}, tunAll: {"warren", 0, 1500, false},
+			tunWG: {"wireguard-go", 1420, 1500, false}, tunWGHalf: {"wireguard-go", 1420, 1500, true},
+			tunNebula: {"nebula", 0, 1500, false}, tunTuned: {"nebula tuned", 1420, 1500, false}, tunVeth: {"veth", 0, 1500, false},
 		},
 	}
 }
@@ -150,7 +162,7 @@ func tunMTU(mtu, underlay int) measure {
 	return measure{
 		name: "tunmtu" + n, title: "TUN, TCP, one stream, MTU " + n,
 		order: []string{tunWarren, tunWG},
-		rigs:  map[string]rigSpec{tunWarren: {"warren", mtu, underlay}, tunWG: {"wireguard-go", mtu, underlay}},
+		rigs:  map[string]rigSpec{tunWarren: {"warren", mtu, underlay, true}, tunWG: {"wireguard-go", mtu, underlay, false}},
 		rows:  []row{{"rate", tunWG, false, 1}, {"cpu", tunWG, true, 0}},
 	}
 }

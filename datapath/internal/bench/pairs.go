@@ -16,6 +16,7 @@ import (
 
 	"github.com/warren-mesh/warren/datapath"
 	"github.com/warren-mesh/warren/datapath/internal/bench/load"
+	"github.com/warren-mesh/warren/datapath/internal/sockets"
 	"github.com/warren-mesh/warren/datapath/key"
 	warren "github.com/warren-mesh/warren/datapath/netstack"
 	"github.com/warren-mesh/warren/prefixes"
@@ -24,14 +25,17 @@ import (
 const addrA, addrB = "10.0.0.1", "10.0.0.2"
 
 // binds returns what makes the Bind of the given node, 0 or 1: nil where the contender's own is left as it is.
-func binds(s load.Spec, node int) func() conn.Bind {
+func binds(s load.Spec, node int, own func() conn.Bind) func() conn.Bind {
 	if !s.Impaired() {
 		return nil
 	}
 	return func() conn.Bind {
-		return newImpaired(conn.NewDefaultBind(), s.RTT/2, s.Loss, s.Seed<<1+uint64(node))
+		return newImpaired(own(), s.RTT/2, s.Loss, s.Seed<<1+uint64(node))
 	}
 }
+
+// ours is the Bind that Warren has where it is given none.
+func ours() conn.Bind { return sockets.New(sockets.Options{}) }
 
 // openWarren makes two netstack.Nets as an embedder does.
 func openWarren(s load.Spec) (load.Pair, func(), error) {
@@ -50,7 +54,7 @@ func openWarren(s load.Spec) (load.Pair, func(), error) {
 		if err != nil {
 			return fail(err)
 		}
-		if nets[i], err = warren.New(warren.Options{MTU: s.MTU, Bind: binds(s, i)}); err != nil {
+		if nets[i], err = warren.New(warren.Options{MTU: s.MTU, Bind: binds(s, i, ours)}); err != nil {
 			return fail(err)
 		}
 		ends[i] = datapath.State{
@@ -116,7 +120,7 @@ func openTheirs(s load.Spec) (load.Pair, func(), error) {
 			return fail(err)
 		}
 		bind := conn.NewDefaultBind()
-		if b := binds(s, i); b != nil {
+		if b := binds(s, i, conn.NewDefaultBind); b != nil {
 			bind = b()
 		}
 		devs[i], nets[i] = device.NewDevice(tun, bind, device.NewLogger(device.LogLevelSilent, "")), n

@@ -41,6 +41,7 @@ type rig struct {
 	daemons []*process
 	all     []*process // daemons and iperf3's server
 	dir     string
+	half    bool
 }
 
 // rigSpec says what is in a rig.
@@ -48,6 +49,7 @@ type rigSpec struct {
 	contender string // a key of tunnels
 	mtu       int    // of the tunnel; 0: the contender's own
 	underlay  int    // MTU of the veth
+	half      bool   // it has half of the processors, as Warren's agent does
 }
 
 var outer = [2]string{"192.0.2.1", "192.0.2.2"}
@@ -102,7 +104,7 @@ func newRig(s rigSpec, p programs) (r *rig, err error) {
 		}
 	}
 	rigs++
-	r = &rig{target: inner[1]}
+	r = &rig{target: inner[1], half: s.half}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -160,6 +162,9 @@ type process struct {
 func (r *rig) start(node int, name string, args ...string) (*process, error) {
 	c := tied(exec.Command("ip", append([]string{"netns", "exec", r.spaces[node], name}, args...)...))
 	c.Env = append(os.Environ(), "LOG_LEVEL=error", "WG_PROCESS_FOREGROUND=1")
+	if r.half {
+		c.Env = append(c.Env, fmt.Sprint("GOMAXPROCS=", max(1, runtime.NumCPU()/2)))
+	}
 	p, err := launch(filepath.Base(name), c)
 	if err == nil {
 		r.all = append(r.all, p)
