@@ -170,7 +170,7 @@ func (l *link) refuse(pkt *stack.PacketBuffer) {
 // over in four parts, with a moment in which the stack may look at each; where there are many, more
 // arrive meanwhile anyhow. With 1 % lost each way at 20 ms of round trip that is a fifth faster.
 func (l *link) receive(bufs [][]byte, offset int) {
-	if n := len(bufs); n < conn.IdealBatchSize/2 {
+	if n := len(bufs); n < conn.IdealBatchSize/4 {
 		for part := max(2, n/4); len(bufs) > part; bufs = bufs[part:] {
 			l.receiveBatch(bufs[:part], offset)
 			runtime.Gosched()
