@@ -143,7 +143,7 @@ func New(cfg Config) (*Manager, error) {
 		o.Logger = s.log
 		p := s.service
 		if s.role != nil {
-			p = part.Part{Name: s.name, Run: func(ctx context.Context) error { return m.run(ctx, s) }}
+			p = part.Part{Name: s.name, Signals: true, Run: func(ctx context.Context) error { return m.run(ctx, s) }}
 			if r, ok := s.role.(Prober); ok {
 				p.Probe = r.Probe
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -64,25 +65,33 @@ func (r *testRole) Run(ctx context.Context, n Node) error {
 	return ctx.Err()
 }
 
-// events is what happened, in order.
+// events is what happened, in order: of who wants a lock first, another may have it first.
 type events struct {
-	mu  sync.Mutex
-	all []string
+	next atomic.Int64
+	mu   sync.Mutex
+	all  map[int64]string
 }
 
 func (e *events) add(s string) {
+	n := e.next.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.all = append(e.all, s)
+	if e.all == nil {
+		e.all = make(map[int64]string)
+	}
+	e.all[n] = s
 }
 
 // take returns what happened since it was called last.
 func (e *events) take() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s := strings.Join(e.all, " ")
+	var all []string
+	for _, n := range slices.Sorted(maps.Keys(e.all)) {
+		all = append(all, e.all[n])
+	}
 	e.all = nil
-	return s
+	return strings.Join(all, " ")
 }
 
 // settable is an Assigned for tests.

@@ -40,7 +40,10 @@ func (m *Manager) run(ctx context.Context, s *slot) error {
 	n := &node{m: m, role: s.name, log: s.log, group: part.NewGroup(ctx)}
 	s.node.Store(n)
 	defer n.end()
-	err := part.Call(func() error { return s.role.Run(n.group.Context(), n) })
+	err := part.Call(func() error {
+		part.Ready(ctx)
+		return s.role.Run(n.group.Context(), n)
+	})
 	n.mu.Lock()
 	n.ended = true
 	n.mu.Unlock()

@@ -15,10 +15,22 @@ type Part struct {
 	// Run runs until ctx ends. What it returns then does not matter. An earlier end is a failure, also with nil, unless
 	// the error is, or wraps, ErrDone; and one made by Fatal is not tried again.
 	Run func(ctx context.Context) error
+	// Signals: Run calls Ready with its context, and the part is not healthy before. Else it is once Run was called.
+	Signals bool
 	// Probe returns nil if the part does what it is there for. It is asked until it does, and then now and then. It
-	// is to return soon after ctx ends. nil: the part is healthy as soon as it runs.
+	// is to return soon after ctx ends. nil: nobody asks.
 	Probe func(ctx context.Context) error
 }
+
+// Ready says that the part is ready whose Run was given ctx, or one made from it. Once more is harmless, and so is a ctx
+// of no part.
+func Ready(ctx context.Context) {
+	if signal, ok := ctx.Value(readyKey{}).(func()); ok {
+		signal()
+	}
+}
+
+type readyKey struct{}
 
 var (
 	// ErrDone is what a part returns that has nothing more to do, and is not to be run again.

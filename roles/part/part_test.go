@@ -447,3 +447,25 @@ func TestGroup(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A part that signals is healthy once it did.
+func TestReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New("pair", Options{}, Part{Name: "a", Signals: true, Run: func(ctx context.Context) error {
+			time.Sleep(time.Minute)
+			Ready(ctx)
+			Ready(ctx)
+			<-ctx.Done()
+			return nil
+		}}, Part{Name: "b", Run: func(ctx context.Context) error { Ready(ctx); <-ctx.Done(); return nil }})
+		stop := serve(t, r)
+		r.is(t, "before", Starting)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		r.is(t, "after", Healthy)
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	Ready(t.Context())
+}

@@ -255,13 +255,25 @@ func (a *attempt) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ends := make(chan ended, len(parts))
+	ready := make(chan struct{}, len(parts))
 	for i, p := range parts {
-		go guard(func() error { return p.Run(ctx) }, func(err error) { ends <- ended{i, err} })
+		signal := sync.OnceFunc(func() { ready <- struct{}{} })
+		ctx := context.WithValue(ctx, readyKey{}, signal)
+		go guard(func() error {
+			if !p.Signals {
+				signal()
+			}
+			return p.Run(ctx)
+		}, func(err error) { ends <- ended{i, err} })
 	}
 	probes := make(chan error, 2) // at most nil, once it is healthy, and why it is not any more
 	var probing sync.WaitGroup
 	defer probing.Wait()
-	if slices.ContainsFunc(parts, func(p Part) bool { return p.Probe != nil }) {
+	probe := func() {
+		if !slices.ContainsFunc(parts, func(p Part) bool { return p.Probe != nil }) {
+			probes <- nil
+			return
+		}
 		probing.Go(func() {
 			guard(func() error { return a.probe(ctx, probes) }, func(err error) {
 				if err != nil {
@@ -269,8 +281,6 @@ func (a *attempt) run(ctx context.Context) error {
 				}
 			})
 		})
-	} else {
-		probes <- nil
 	}
 	defer cancel(nil) // before the probes are awaited
 
@@ -285,7 +295,7 @@ func (a *attempt) run(ctx context.Context) error {
 	for i := range running {
 		running[i] = true
 	}
-	left := len(parts)
+	left, unready := len(parts), len(parts)
 	for stopping := false; left > 0; {
 		var late <-chan time.Time
 		var done <-chan struct{}
@@ -322,6 +332,10 @@ func (a *attempt) run(ctx context.Context) error {
 			}
 			if !stopping && left > 0 {
 				stop()
+			}
+		case <-ready:
+			if unready--; unready == 0 && !stopping {
+				probe()
 			}
 		case err := <-probes:
 			switch {
