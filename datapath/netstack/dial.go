@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -236,22 +237,36 @@ func (n *Net) listenTCP(network string, from netip.AddrPort, proto tcpip.Network
 		return nil, sysError("socket", terr)
 	}
 	ep.SocketOptions().SetV6Only(only6)
+	ep.SocketOptions().SetReuseAddress(true) // as package net has it: connections that wait for their end keep no port
 	if terr := ep.Bind(fullAddr(from)); terr != nil {
 		ep.Close()
 		return nil, sysError("bind", terr)
 	}
+	local, _ := ep.GetLocalAddress()
+	release, err := n.claim(local.Port, newBound(from.Addr(), proto, only6))
+	if err != nil {
+		ep.Close()
+		return nil, os.NewSyscallError("bind", err)
+	}
 	if terr := ep.Listen(backlog); terr != nil {
 		ep.Close()
+		release()
 		return nil, sysError("listen", terr)
 	}
 	l := &tcpListener{socket{n: n, ep: ep, wq: wq, network: network}}
-	local, _ := ep.GetLocalAddress()
 	l.local = net.TCPAddrFromAddrPort(localAddr(local, proto))
 	l.init()
-	var ok bool
-	if l.atEnd, ok = n.hold(from.Addr()); !ok {
+	unhold, ok := n.hold(from.Addr())
+	if !ok {
 		ep.Abort()
+		release()
 		return nil, errClosed
+	}
+	l.atEnd = func() {
+		release()
+		if unhold != nil {
+			unhold()
+		}
 	}
 	return l, nil
 }

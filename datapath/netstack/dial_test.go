@@ -351,3 +351,44 @@ func TestLinger(t *testing.T) {
 		}
 	}
 }
+
+// A port can be listened on again at once, though connections of before are not forgotten yet (TIME_WAIT), as package
+// net has it; but not twice at a time.
+func TestListenAgain(t *testing.T) {
+	a, b := pair(t)
+	for range 3 {
+		l, err := a.Listen("tcp", "10.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l2, err := a.Listen("tcp", "10.0.0.1:80"); err == nil {
+			l2.Close()
+			t.Error("listened on twice")
+		}
+		if l2, err := a.Listen("tcp", ":80"); err == nil {
+			l2.Close()
+			t.Error("listened on twice, once on all addresses")
+		}
+		for _, also := range []string{"[fd00::1]:80", "[::]:80"} {
+			l2, err := a.Listen("tcp6", also)
+			if err != nil {
+				t.Errorf("%s of the other family: %v", also, err)
+				continue
+			}
+			l2.Close()
+		}
+		go func() {
+			c, err := l.Accept()
+			if err == nil {
+				c.Close() // first, which has it wait
+			}
+		}()
+		c, err := b.Dial("tcp", "10.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.ReadAll(c)
+		c.Close()
+		l.Close()
+	}
+}

@@ -69,8 +69,9 @@ type Net struct {
 	routes  map[netip.Prefix]netip.Addr
 	peers   map[key.Public]map[netip.Prefix]struct{} // prefixes by peer on the device
 	settled bool
-	news    chan struct{}      // closed, and made anew, when something that a dial waits for may have changed
-	pinned  map[netip.Addr]int // addresses the stack was given, and by how many
+	news    chan struct{}       // closed, and made anew, when something that a dial waits for may have changed
+	pinned  map[netip.Addr]int  // addresses the stack was given, and by how many
+	bound   map[uint16][]*bound // TCP listeners, by port
 }
 
 var (

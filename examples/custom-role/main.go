@@ -42,6 +42,13 @@ func (g greeter) Run(ctx context.Context, n roles.Node) error {
 	if err := n.Announce(prefixes.Announcement{Prefix: g.prefix, Source: addr}); err != nil {
 		return err
 	}
+	for v, newer := n.Mesh(); !v.Self.Local.HasAddr(addr); v, newer = n.Mesh() { // until the device has it
+		select {
+		case <-newer:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 	l, err := g.device.Listen("tcp", netip.AddrPortFrom(addr, 80).String())
 	if err != nil {
 		return err // and it is tried again, less and less often

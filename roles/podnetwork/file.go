@@ -56,18 +56,12 @@ func CNI(path string) Source {
 type file struct {
 	path string
 	read func(path string) ([]Network, error)
-	v    watch.Value[reading]
+	v    watch.Value[Reading]
 }
 
-type reading struct {
-	nets  []Network
-	known bool
-	err   error
-}
-
-func (f *file) Current() ([]Network, bool, error, <-chan struct{}) {
+func (f *file) Current() (Reading, <-chan struct{}) {
 	r, _, stale := f.v.Get()
-	return r.nets, r.known, r.err, stale
+	return r, stale
 }
 
 func (f *file) Run(ctx context.Context) error {
@@ -77,10 +71,10 @@ func (f *file) Run(ctx context.Context) error {
 		was, ok, _ := f.v.Get()
 		now := was
 		nets, err := f.read(f.path)
-		if now.err = err; err == nil {
-			now.nets, now.known = nets, true
+		if now.Err = err; err == nil {
+			now.Networks, now.Known = nets, true
 		}
-		if !ok || !slices.Equal(now.nets, was.nets) || now.known != was.known || text(now.err) != text(was.err) {
+		if !ok || !slices.Equal(now.Networks, was.Networks) || now.Known != was.Known || text(now.Err) != text(was.Err) {
 			f.v.Set(now)
 		}
 		select {

@@ -33,11 +33,17 @@ type Network struct {
 
 // Source says which networks the pods of this node have.
 type Source interface {
-	// Current returns the networks; whether they are known; why they cannot be read now, of which those returned are
-	// the last known; and a channel that closes when any of that is out of date, nil for never.
-	Current() (nets []Network, known bool, err error, changed <-chan struct{})
+	// Current returns what is known, and a channel that closes when that is out of date; nil: never.
+	Current() (Reading, <-chan struct{})
 	// Run keeps it up to date until ctx ends.
 	Run(ctx context.Context) error
+}
+
+// Reading is what a Source knows. It is shared by all who asked for it, and not to be written to.
+type Reading struct {
+	Networks []Network
+	Known    bool  // else Networks are not known yet, which is not the same as none
+	Err      error // why they cannot be read now; Networks are those that were known last
 }
 
 // Value is the same networks for ever, each with its first address.
@@ -51,7 +57,7 @@ func Value(ps ...netip.Prefix) Source {
 
 type value []Network
 
-func (v value) Current() ([]Network, bool, error, <-chan struct{}) { return v, true, nil, nil }
+func (v value) Current() (Reading, <-chan struct{}) { return Reading{Networks: v, Known: true}, nil }
 
 func (v value) Run(ctx context.Context) error {
 	<-ctx.Done()
@@ -76,12 +82,12 @@ func (r *Role) Run(ctx context.Context, n roles.Node) error {
 	defer r.known.Store(false)
 	var was []prefixes.Announcement
 	for first := true; ; {
-		nets, known, err, changed := r.source.Current()
+		is, changed := r.source.Current()
 		var wrong []view.Condition
-		if err != nil {
-			wrong = append(wrong, view.Condition{Kind: Unreadable, Message: err.Error(), Remedy: "the networks that were known last are announced until it can be read"})
+		if is.Err != nil {
+			wrong = append(wrong, view.Condition{Kind: Unreadable, Message: is.Err.Error(), Remedy: "the networks that were known last are announced until it can be read"})
 		}
-		if now := Announcements(nets...); known && (first || !slices.Equal(now, was)) {
+		if now := Announcements(is.Networks...); is.Known && (first || !slices.Equal(now, was)) {
 			// What it is announced in spite of is in the mesh's own conditions.
 			if err := n.Announce(now...); errors.Is(err, roles.ErrEnded) {
 				return err

@@ -64,7 +64,7 @@ func TestGateForgets(t *testing.T) {
 			if through.Load() {
 				t.Fatal("it opened before the moment was over")
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			synctest.Wait()
 			if !through.Load() || g.inside.Load() != 0 {
 				t.Fatalf("it is open: %v, with %d inside", through.Load(), g.inside.Load())

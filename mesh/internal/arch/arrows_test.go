@@ -50,7 +50,9 @@ func rules() []rule {
 		{of: []string{"mesh/internal/resolve"}, only: []string{}, from: []string{"github.com/miekg/dns", "github.com/cenkalti/backoff/v5", "golang.org/x/net", "golang.org/x/sys"}, why: "a name is looked up for whoever asks"},
 		{of: []string{"mesh/internal/core"}, not: slices.Concat(drivers, stores, []string{"mesh", "mesh/watch", "mesh/internal/state"}), why: "deciding knows no driver, no store and no loop"},
 		{of: []string{"mesh", "mesh/internal/..."}, not: slices.Concat(drivers, stores, []string{"roles/...", "mesh/meshtest", "mesh/control/..."}), why: "the embedder chooses driver and store"},
-		{of: []string{"roles"}, not: slices.Concat(drivers, stores), why: "the embedder chooses driver and store"},
+		{of: []string{"roles", "roles/part"}, not: slices.Concat(drivers, stores, []string{"mesh", "mesh/internal/..."}), why: "the embedder chooses driver, store and mesh"},
+		{of: []string{"roles/part"}, only: []string{"mesh/watch"}, from: []string{"github.com/cenkalti/backoff/v5"}, why: "embedders have parts of their own"},
+		{of: []string{"roles/podnetwork", "roles/meshservice"}, not: slices.Concat(drivers, stores), why: "the embedder chooses driver and store"},
 	}
 }
 
