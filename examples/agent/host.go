@@ -10,7 +10,7 @@ import (
 
 	"github.com/warren-mesh/warren/examples/agent/internal/relay"
 	"github.com/warren-mesh/warren/examples/agent/internal/ula"
-	"github.com/warren-mesh/warren/examples/agent/internal/underlay"
+	"github.com/warren-mesh/warren/roles/hostaddr"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/record"
 )
@@ -20,19 +20,19 @@ const lookAgain = 10 * time.Second
 
 // hostEndpoints are the host's addresses where the UDP sockets are, without those that this mesh or another gave it.
 func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
-	var ls []underlay.Link
+	var ls []hostaddr.Link
 	var sources []netip.Addr
 	err := a.under.Do(func() (err error) {
-		if ls, err = underlay.Links(); err != nil {
+		if ls, err = hostaddr.Links(); err != nil {
 			return err
 		}
 		meshes := meshInterfaces()
-		ls = slices.DeleteFunc(ls, func(l underlay.Link) bool { return slices.Contains(meshes, l.Name) })
+		ls = slices.DeleteFunc(ls, func(l hostaddr.Link) bool { return slices.Contains(meshes, l.Name) })
 		var mark func(network, address string, c syscall.RawConn) error
 		if a.cfg.Policy() && a.cfg.UnderlayNetNS == "" { // encrypted packets have routes of their own
 			mark = markWith(a.cfg.Mark)
 		}
-		sources, err = underlay.Sources(mark)
+		sources, err = hostaddr.Sources(mark)
 		return err
 	})
 	if err != nil {
@@ -41,7 +41,7 @@ func (a *agent) hostEndpoints() ([]mesh.Endpoint, error) {
 	in := ula.Prefix(a.cfg.Mesh)
 	skip := func(x netip.Addr) bool { return in.Contains(x) || slices.Contains(a.own, x) }
 	var es []mesh.Endpoint
-	for _, x := range underlay.Choose(ls, sources, skip, record.MaxEndpoints) {
+	for _, x := range hostaddr.Choose(ls, sources, skip, record.MaxEndpoints) {
 		es = append(es, mesh.Endpoint{Addr: x})
 	}
 	return es, nil

@@ -52,7 +52,7 @@ func rules() []rule {
 		{of: []string{"mesh", "mesh/internal/..."}, not: slices.Concat(drivers, stores, []string{"roles/...", "mesh/meshtest", "mesh/control/..."}), why: "the embedder chooses driver and store"},
 		{of: []string{"roles", "roles/part"}, not: slices.Concat(drivers, stores, []string{"mesh", "mesh/internal/..."}), why: "the embedder chooses driver, store and mesh"},
 		{of: []string{"roles/part"}, only: []string{"mesh/watch"}, from: []string{"github.com/cenkalti/backoff/v5"}, why: "embedders have parts of their own"},
-		{of: []string{"roles/podnetwork", "roles/meshservice"}, not: slices.Concat(drivers, stores), why: "the embedder chooses driver and store"},
+		{of: []string{"roles/podnetwork", "roles/meshservice", "roles/hostaddr"}, not: slices.Concat(drivers, stores), why: "the embedder chooses driver and store"},
 	}
 }
 

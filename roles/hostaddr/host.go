@@ -1,5 +1,4 @@
-// Package underlay knows where a host can be reached: its own addresses, as they come and go.
-package underlay
+package hostaddr
 
 import (
 	"errors"

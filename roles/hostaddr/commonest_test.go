@@ -1,4 +1,4 @@
-package underlay
+package hostaddr
 
 import (
 	"net/netip"

@@ -1,11 +1,11 @@
-package underlay_test
+package hostaddr_test
 
 import (
 	"errors"
 	"syscall"
 	"testing"
 
-	"github.com/warren-mesh/warren/examples/agent/internal/underlay"
+	"github.com/warren-mesh/warren/roles/hostaddr"
 )
 
 // A process without descriptors does not take its host for one without addresses.
@@ -17,8 +17,8 @@ func TestNoDescriptors(t *testing.T) {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max}); err != nil {
 		t.Fatal(err)
 	}
-	ls, err := underlay.Links()
-	as, err2 := underlay.Sources(nil)
+	ls, err := hostaddr.Links()
+	as, err2 := hostaddr.Sources(nil)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
