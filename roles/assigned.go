@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -38,6 +39,7 @@ func (s static) Current() ([]string, bool, <-chan struct{}) { return s, true, ni
 type assignment struct {
 	names      []string
 	known      bool
+	complete   bool // of a union
 	conditions []view.Condition
 }
 
@@ -56,7 +58,7 @@ func (c *conditioned) Conditions() []view.Condition {
 
 // same reports whether two assignments say the same.
 func (a assignment) same(b assignment) bool {
-	return a.known == b.known && slices.Equal(a.names, b.names) && slices.Equal(a.conditions, b.conditions)
+	return a.known == b.known && a.complete == b.complete && slices.Equal(a.names, b.names) && slices.Equal(a.conditions, b.conditions)
 }
 
 func (c *conditioned) set(a assignment) {
@@ -175,7 +177,7 @@ func (f *fromMesh) Current() ([]string, bool, <-chan struct{}) {
 	return names, known, stale
 }
 
-// Union is the roles that any of several has. It is known as soon as one of them is, and then has what is known.
+// Union is the roles that any of several has, or had when it last knew. It is known as soon as one of them is.
 func Union(as ...Assigned) Assigned { return &union{as: slices.Clone(as)} }
 
 type union struct {
@@ -183,16 +185,26 @@ type union struct {
 	as []Assigned
 }
 
+// Complete reports whether all of them are known, or were: else there may be more roles than are known.
+func (u *union) Complete() bool {
+	a, _, _ := u.v.Get()
+	return a.complete
+}
+
 func (u *union) Run(ctx context.Context) error {
+	last, ever := make([][]string, len(u.as)), make([]bool, len(u.as))
 	return runBeside(ctx, u.as, func() []<-chan struct{} {
-		var a assignment
+		a := assignment{complete: true}
 		var stale []<-chan struct{}
-		for _, of := range u.as {
+		for i, of := range u.as {
 			names, known, changed := of.Current()
 			if known {
+				last[i], ever[i] = names, complete(of)
 				a.known = true
-				a.names = append(a.names, names...)
 			}
+			a.known = a.known || ever[i]
+			a.complete = a.complete && ever[i]
+			a.names = append(a.names, last[i]...)
 			if c, ok := of.(interface{ Conditions() []view.Condition }); ok {
 				a.conditions = append(a.conditions, c.Conditions()...)
 			}
@@ -204,8 +216,15 @@ func (u *union) Run(ctx context.Context) error {
 	})
 }
 
+// complete reports whether an Assigned that is known knows all.
+func complete(a Assigned) bool {
+	c, ok := a.(interface{ Complete() bool })
+	return !ok || c.Complete()
+}
+
 // Cached is what another Assigned says, or said when it last knew: that is kept in a file, from which a program that
-// starts without being told takes it. A file that is corrupt is as good as none, which a condition says.
+// starts without being told takes it. While of a Union not all are known, what was kept holds beside it. A file that is
+// corrupt is as good as none, which a condition says.
 func Cached(a Assigned, path string, log *slog.Logger) Assigned {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -227,31 +246,33 @@ type cacheFile struct {
 }
 
 func (c *cached) Run(ctx context.Context) error {
-	kept, err := c.load()
+	kept, err := c.load() // what is on disk
+	onDisk := err == nil
 	var own []view.Condition
 	unkept := func(err error, remedy string) {
 		own = []view.Condition{{Kind: AssignmentUnkept, Subject: c.path, Message: err.Error(), Remedy: remedy}}
 	}
-	onDisk := err == nil
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		unkept(fmt.Errorf("%w: the roles that were known last are not known", err), "")
 		c.log.Warn("the roles that were known last cannot be read", "err", err)
 	}
-	known := onDisk
+	a := assignment{names: kept, known: onDisk}
 	return runBeside(ctx, []Assigned{c.of}, func() []<-chan struct{} {
-		names, is, stale := c.of.Current()
-		if is {
+		names, known, stale := c.of.Current()
+		if known {
 			names = tidy(slices.Clone(names))
-			if !onDisk || !slices.Equal(names, kept) {
+			if !complete(c.of) {
+				names = tidy(append(names, kept...))
+			} else if !onDisk || !slices.Equal(names, kept) {
 				if err := c.save(names); err != nil {
 					unkept(fmt.Errorf("%w: at a start without being told, this node will not know its roles", err), "see that the folder can be written to")
 				} else {
-					onDisk, own = true, nil
+					onDisk, kept, own = true, names, nil
 				}
 			}
-			kept, known = names, true
+			a.names, a.known = names, true
 		}
-		a := assignment{names: kept, known: known, conditions: own}
+		a.conditions = own
 		if of, ok := c.of.(interface{ Conditions() []view.Condition }); ok {
 			a.conditions = slices.Concat(own, of.Conditions())
 		}
@@ -271,6 +292,9 @@ func (c *cached) load() ([]string, error) {
 	if err := d.Decode(&f); err != nil {
 		return nil, fmt.Errorf("%s is corrupt: %w", c.path, err)
 	}
+	if _, err := d.Token(); err != io.EOF || f.Roles == nil {
+		return nil, fmt.Errorf("%s is corrupt: it is not one object with roles", c.path)
+	}
 	if f.Version != 1 {
 		return nil, fmt.Errorf("%s: has version %d, this program knows 1", c.path, f.Version)
 	}
@@ -283,7 +307,7 @@ func (c *cached) load() ([]string, error) {
 }
 
 func (c *cached) save(names []string) (err error) {
-	data, err := json.Marshal(cacheFile{1, names})
+	data, err := json.Marshal(cacheFile{1, append([]string{}, names...)}) // [], not null
 	if err != nil {
 		return err
 	}

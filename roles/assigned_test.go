@@ -22,7 +22,7 @@ func runs(t *testing.T, a Assigned) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- a.(interface{ Run(context.Context) error }).Run(ctx) }()
-	synctest.Wait()
+	wait(10 * pace)
 	return func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -139,10 +139,10 @@ func TestCached(t *testing.T) {
 		stop := runs(t, c)
 		says(t, "first start", c, "?")
 		is.assign("worker", "gateway")
-		synctest.Wait()
+		wait(10 * pace)
 		says(t, "told", c, "gateway worker")
 		is.v.Set(assignment{})
-		synctest.Wait()
+		wait(10 * pace)
 		says(t, "not told any more", c, "gateway worker")
 		stop()
 
@@ -173,7 +173,7 @@ func TestCached(t *testing.T) {
 			stop := runs(t, c)
 			says(t, "corrupt: "+name, c, "?", AssignmentUnkept)
 			is.assign("worker")
-			synctest.Wait()
+			wait(10 * pace)
 			says(t, "corrupt, and told: "+name, c, "worker")
 			stop()
 			c = Cached(&settable{}, path, nil)
@@ -205,10 +205,10 @@ func TestUnion(t *testing.T) {
 		defer runs(t, u)()
 		says(t, "nothing is known", u, "?", AssignmentRefused)
 		a.assign("x", "y")
-		synctest.Wait()
+		wait(10 * pace)
 		says(t, "one is", u, "x y", AssignmentRefused)
 		b.assign("y", "z")
-		synctest.Wait()
+		wait(10 * pace)
 		says(t, "two are", u, "x y z", AssignmentRefused)
 		a.assign()
 		if err := os.WriteFile(path, []byte("f\n"), 0o600); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -12,8 +13,8 @@ import (
 	"github.com/warren-mesh/warren/mesh/view"
 )
 
-// look makes a View of what there is, and hands it out.
-func (m *Manager) look(now time.Time) {
+// look makes a View of what there is, and of what Assigned says is wrong, and hands it out if it is another one.
+func (m *Manager) look(now time.Time, of []view.Condition) {
 	v := View{Running: m.running, Known: m.known, Generation: m.generation}
 	v.Assigned = slices.Sorted(maps.Keys(m.assigned))
 	var found []view.Condition
@@ -23,11 +24,23 @@ func (m *Manager) look(now time.Time) {
 	if m.running && !m.known {
 		say(AssignmentUnknown, "", "", "it is not known yet which roles this node has: none is started")
 	}
-	for name := range m.assigned {
-		if !slices.ContainsFunc(m.slots, func(s *slot) bool { return s.name == name && s.role != nil }) {
-			v.Roles = append(v.Roles, State{Name: name, Assigned: true, Phase: Waiting, Waiting: []string{"a program that has this role"}, Generation: m.generation})
-			say(RoleUnknown, name, "run a program that has this role, or do not assign it: the roles of this one are "+m.ours(), "role %s is assigned, and this program does not have it", name)
+	if m.running && m.trouble != nil {
+		say(AssignmentRefused, "", "", "what says which roles this node has fails, and is tried again: %v", m.trouble)
+	}
+	const most = 16
+	unknown := 0
+	for _, name := range v.Assigned {
+		if slices.ContainsFunc(m.slots, func(s *slot) bool { return s.name == name && s.role != nil }) {
+			continue
 		}
+		if unknown++; unknown > most {
+			continue
+		}
+		v.Roles = append(v.Roles, State{Name: name, Assigned: true, Phase: Waiting, Waiting: []string{"a program that has this role"}, Generation: m.generation})
+		say(RoleUnknown, name, "run a program that has this role, or do not assign it: the roles of this one are "+m.ours(), "role %s is assigned, and this program does not have it", name)
+	}
+	if unknown > most {
+		say(RoleUnknown, "", "", "%d more roles are assigned that this program does not have", unknown-most)
 	}
 	for _, s := range m.slots {
 		st := m.state(s)
@@ -39,12 +52,12 @@ func (m *Manager) look(now time.Time) {
 		m.judge(s, st, say)
 	}
 	slices.SortFunc(v.Roles, func(a, b State) int { return cmp.Compare(a.Name, b.Name) })
-	if c, ok := m.cfg.Assigned.(interface{ Conditions() []view.Condition }); ok {
-		found = append(found, c.Conditions()...)
-	}
+	found = append(found, of...)
 	found = append(found, m.reports.all()...)
 	v.Conditions = m.date(found, now)
-	m.view.Set(v)
+	if old, ok, _ := m.view.Get(); !ok || !reflect.DeepEqual(old, v) {
+		m.view.Set(v)
+	}
 }
 
 // ours are the roles of this program.

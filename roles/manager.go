@@ -37,7 +37,8 @@ type Config struct {
 	Mesh Mesh
 	// StateDir is a folder in which each role may have one of its own. Empty: they have none.
 	StateDir string
-	// Patience is how long a role may take to end before it is named and no longer waited for. 0: 10 s.
+	// Patience is how long a role may take to end, from when it is told to, before it is named and no longer waited for.
+	// 0: 10 s.
 	Patience time.Duration
 	// Window is how long assignments are gathered before another one is taken up. The first is taken up at once.
 	// 0: 200 ms.
@@ -74,6 +75,7 @@ type Manager struct {
 	assigned   map[string]bool
 	known      bool
 	generation uint64
+	trouble    error     // of Assigned
 	differs    time.Time // since when the assignment is another one; zero: it is not
 	fatal      error     // of a service
 	since      map[string]view.Condition
@@ -99,6 +101,8 @@ type slot struct {
 	ended      chan struct{}
 	deadline   time.Time // of what is stopping
 	stuck      bool
+	leaving    bool          // it is to be stopped, if not now
+	drained    chan struct{} // closed once Drain has returned; nil: it was not called
 	generation uint64
 	waiting    []string
 	idleSince  time.Time
@@ -190,7 +194,7 @@ func New(cfg Config) (*Manager, error) {
 	if len(errs) > 0 {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, errors.Join(errs...))
 	}
-	m.look(time.Now())
+	m.look(time.Now(), nil)
 	return m, nil
 }
 
@@ -252,13 +256,16 @@ func (m *Manager) Restart(name string) error {
 		return errors.New("no role runs")
 	}
 	s := m.slots[i]
+	if s.running && s.hasEnded() {
+		m.over(s)
+	}
 	switch {
 	case s.running && !s.stopping:
 		s.runner.Restart()
 	case s.over:
 		s.over = false
 		m.wake()
-	case !m.assigned[name]:
+	case !m.wants(s):
 		return fmt.Errorf("role %s: is not assigned", name)
 	}
 	return nil
@@ -284,34 +291,103 @@ func (m *Manager) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	for _, s := range m.slots {
+		if s.running && s.hasEnded() {
+			m.over(s)
+		}
 		if s.running {
 			m.mu.Unlock()
 			return fmt.Errorf("%s: has not ended since the last Run", s.name)
 		}
+		s.over = false
 	}
 	m.running, m.stopping, m.fatal, m.begun = true, false, nil, time.Now()
+	m.known, m.assigned, m.differs, m.trouble = false, make(map[string]bool), time.Time{}, nil
 	m.tree = suture.New("roles", suture.Spec{
 		EventHook: func(e suture.Event) { m.cfg.Logger.Debug("supervision", "event", e.String()) },
-		Timeout:   time.Millisecond, // what has not ended by then is stuck
+		Timeout:   m.cfg.Patience,
 	})
 	m.mu.Unlock()
 	treeCtx, end := context.WithCancel(context.Background())
 	treeEnds := m.tree.ServeBackground(treeCtx)
-	var beside sync.WaitGroup
-	if r, ok := m.cfg.Assigned.(interface{ Run(context.Context) error }); ok {
-		runner := part.New("the assignment", part.Options{Logger: m.cfg.Logger}, part.Part{Name: "the assignment", Run: r.Run})
-		beside.Go(func() { _ = runner.Serve(treeCtx) })
-	}
+	beside := m.runAssigned(treeCtx)
 	err := m.loop(ctx)
 	end()
 	<-treeEnds
-	beside.Wait()
+	late := time.NewTimer(m.cfg.Patience)
+	defer late.Stop()
+	select {
+	case <-beside:
+	case <-late.C:
+		err = errors.Join(err, fmt.Errorf("told to end, and still running after %v: what says which roles the node has", m.cfg.Patience))
+	}
 	m.mu.Lock()
 	m.running = false
-	m.look(time.Now())
+	m.look(time.Now(), nil)
 	m.mu.Unlock()
 	return err
 }
+
+// runAssigned runs what says which roles the node has, if that has to run, until ctx ends. The channel closes when it has
+// ended.
+func (m *Manager) runAssigned(ctx context.Context) <-chan struct{} {
+	ended := make(chan struct{})
+	r, ok := m.cfg.Assigned.(interface{ Run(context.Context) error })
+	if !ok {
+		close(ended)
+		return ended
+	}
+	o := m.cfg.Restart
+	o.Logger = m.cfg.Logger
+	runner := part.New("the assignment", o, part.Part{Name: "the assignment", Run: r.Run})
+	go func() {
+		defer close(ended)
+		_ = runner.Serve(ctx)
+	}()
+	go func() {
+		for {
+			s, stale := runner.State()
+			m.mu.Lock()
+			if m.trouble = nil; s.Phase == part.BackingOff || s.Phase == part.Failed {
+				m.trouble = s.Err
+			}
+			m.mu.Unlock()
+			m.wake()
+			select {
+			case <-stale:
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return ended
+}
+
+// asked is what Assigned says.
+type asked struct {
+	names      []string
+	known      bool
+	changed    <-chan struct{}
+	conditions []view.Condition
+}
+
+// ask asks Assigned, which is not ours.
+func (m *Manager) ask() (a asked) {
+	err := part.Call(func() error {
+		a.names, a.known, a.changed = m.cfg.Assigned.Current()
+		if c, ok := m.cfg.Assigned.(interface{ Conditions() []view.Condition }); ok {
+			a.conditions = c.Conditions()
+		}
+		return nil
+	})
+	if err != nil {
+		m.cfg.Logger.Error("what says which roles the node has cannot be asked", "err", err)
+		return asked{conditions: []view.Condition{{Kind: AssignmentRefused, Message: fmt.Sprintf("what says which roles the node has cannot be asked: %v", err)}}}
+	}
+	return a
+}
+
+// pace is how long there is between two looks at least, whatever asks for them.
+const pace = 2 * time.Millisecond
 
 // loop decides, again and again, until ctx has ended and all else, too.
 func (m *Manager) loop(ctx context.Context) error {
@@ -319,14 +395,14 @@ func (m *Manager) loop(ctx context.Context) error {
 	defer timer.Stop()
 	done := ctx.Done()
 	for {
-		names, known, changed := m.cfg.Assigned.Current()
+		is := m.ask()
 		m.mu.Lock()
 		if ctx.Err() != nil {
 			m.stopping = true
 		}
 		now := time.Now()
-		next := m.step(now, names, known)
-		m.look(now)
+		next := m.step(now, is.names, is.known)
+		m.look(now, is.conditions)
 		var left, stuck []string
 		for _, s := range m.slots {
 			if s.running && !s.stuck {
@@ -343,17 +419,18 @@ func (m *Manager) loop(ctx context.Context) error {
 			}
 			return fatal
 		}
-		if next.IsZero() {
-			next = now.Add(time.Hour)
+		if next.IsZero() || next.After(now.Add(time.Minute)) {
+			next = now.Add(time.Minute) // whoever does not say that something changed, or could not be asked
 		}
 		timer.Reset(next.Sub(now))
 		select {
-		case <-changed:
+		case <-is.changed:
 		case <-m.wakes:
 		case <-timer.C:
 		case <-done:
 			done = nil
 		}
+		time.Sleep(pace)
 	}
 }
 
@@ -366,22 +443,24 @@ func (m *Manager) step(now time.Time, names []string, known bool) (next time.Tim
 	}
 	m.takeUp(now, names, known, earlier)
 	for _, s := range m.slots {
-		if !s.running {
-			continue
-		}
-		select {
-		case <-s.ended:
+		switch {
+		case !s.running:
+		case s.hasEnded():
 			m.over(s)
-		default:
-			if s.stopping && !s.stuck && !now.Before(s.deadline) {
-				m.stick(s)
-			} else if s.stopping && !s.stuck {
-				earlier(s.deadline)
-			}
+		case s.stopping && !s.stuck && !now.Before(s.deadline):
+			m.stick(s)
+		case s.stopping && !s.stuck:
+			earlier(s.deadline)
+		}
+	}
+	for _, s := range m.slots { // those that others need first
+		if leaving := !m.keeps(s); s.leaving != leaving {
+			s.leaving = leaving
+			s.runner.Last(leaving)
 		}
 	}
 	for _, s := range slices.Backward(m.slots) {
-		if s.running && !s.stopping && !m.keeps(s) && !slices.ContainsFunc(s.needed, inTheWay) && !m.servicesFirst(s) {
+		if s.running && !s.stopping && s.leaving && !slices.ContainsFunc(s.needed, inTheWay) && !m.servicesFirst(s) {
 			m.stop(s, now)
 			earlier(s.deadline)
 		}
@@ -426,10 +505,11 @@ func (m *Manager) takeUp(now time.Time, names []string, known bool, earlier func
 		earlier(due)
 		return
 	}
+	was := m.assigned
 	m.assigned, m.known, m.differs = to, true, time.Time{}
 	m.generation++
 	for _, s := range m.slots {
-		if s.role != nil && to[s.name] != s.running {
+		if s.role != nil && to[s.name] != was[s.name] {
 			s.generation = m.generation
 		}
 	}
@@ -439,9 +519,25 @@ func (m *Manager) takeUp(now time.Time, names []string, known bool, earlier func
 // wants reports whether a role is assigned. Services always are.
 func (m *Manager) wants(s *slot) bool { return s.role == nil || m.assigned[s.name] }
 
-// keeps reports whether what runs is to go on: it is assigned, and so is all that it needs.
+// keeps reports whether what runs is to go on: it is assigned, and all that it needs goes on, too, or is done. That is
+// known of those already.
 func (m *Manager) keeps(s *slot) bool {
-	return !m.stopping && m.wants(s) && !slices.ContainsFunc(s.needs, func(n *slot) bool { return !m.wants(n) || n.failed() })
+	return !m.stopping && m.wants(s) && !slices.ContainsFunc(s.needs, func(n *slot) bool { return n.leaving || n.failed() })
+}
+
+// hasEnded reports whether what was started has ended, and what was to be drained before, too.
+func (s *slot) hasEnded() bool {
+	for _, c := range []chan struct{}{s.ended, s.drained} {
+		if c == nil {
+			continue
+		}
+		select {
+		case <-c:
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // phase is what the runner does, or did last.
@@ -519,23 +615,24 @@ func (m *Manager) rest(s *slot, p Phase, now time.Time) {
 // service is a slot as the tree sees it.
 type service struct {
 	s    *slot
-	done func(error)
+	done func()
 }
 
 func (v *service) String() string { return v.s.name }
 
 // Serve runs the slot until it is stopped, or over by itself.
 func (v *service) Serve(ctx context.Context) error {
-	v.done(v.s.runner.Serve(ctx))
+	defer v.done()
+	_ = v.s.runner.Serve(ctx)
 	return suture.ErrDoNotRestart
 }
 
 // start starts a slot. It must not run.
 func (m *Manager) start(s *slot) {
-	s.running, s.stopping, s.stuck, s.idle = true, false, false, ""
+	s.running, s.stopping, s.stuck, s.idle, s.drained = true, false, false, "", nil
 	ended := make(chan struct{})
 	s.ended = ended
-	s.token = m.tree.Add(&service{s, func(error) {
+	s.token = m.tree.Add(&service{s, func() {
 		close(ended)
 		m.wake()
 	}})
@@ -546,34 +643,52 @@ func (m *Manager) start(s *slot) {
 			select {
 			case <-stale:
 			case <-ended:
+				m.after(s)
 				return
 			}
 		}
 	}()
 }
 
+// after notes that a slot has ended that was given up, when no loop does.
+func (m *Manager) after(s *slot) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.running && s.running && s.hasEnded() {
+		m.over(s)
+		m.rest(s, Stopped, time.Now())
+		m.look(time.Now(), nil)
+	}
+}
+
 // stop has a slot end, in its own time.
 func (m *Manager) stop(s *slot, now time.Time) {
 	s.stopping, s.deadline, s.generation = true, now.Add(m.cfg.Patience), m.generation
-	tree, token := m.tree, s.token
+	tree, token, ended := m.tree, s.token, s.ended
 	d, drains := s.role.(Drainer)
-	if !drains {
+	if p := s.phase(); !drains || p != part.Healthy && p != part.Starting { // then its Run does not run
 		_ = tree.Remove(token)
 		return
 	}
+	drained := make(chan struct{})
+	s.drained = drained
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), m.cfg.Patience/2)
 		defer cancel()
-		drained := make(chan error, 1)
-		go func() { drained <- part.Call(func() error { return d.Drain(ctx) }) }()
-		select {
-		case err := <-drained:
-			if err != nil {
+		go func() {
+			defer m.after(s)
+			defer m.wake()
+			defer close(drained)
+			if err := part.Call(func() error { return d.Drain(ctx) }); err != nil {
 				s.log.Warn("does not drain", "err", err)
 			}
+		}()
+		select {
+		case <-drained:
 		case <-ctx.Done():
 			s.log.Warn("does not drain in time", "after", m.cfg.Patience/2)
-		case <-s.ended:
+		case <-ended:
+			cancel()
 		}
 		_ = tree.Remove(token)
 	}()
@@ -584,22 +699,19 @@ func (m *Manager) stick(s *slot) {
 	s.stuck = true
 	s.log.Error("was told to end, and does not", "after", m.cfg.Patience)
 	if n := s.node.Load(); n != nil {
-		n.end()
+		go n.end() // which waits for what it announces just now
 	}
 }
 
 // over notes that a slot has ended.
 func (m *Manager) over(s *slot) {
-	asked := s.stopping
-	s.running, s.stopping, s.stuck = false, false, false
+	asked := s.stopping || s.leaving
+	s.running, s.stopping, s.stuck, s.drained = false, false, false, nil
 	s.idle = ""
-	if asked {
-		return
-	}
-	s.over = true
 	state, _ := s.runner.State()
-	if s.role == nil && state.Phase == part.Failed && m.fatal == nil {
-		m.fatal = fmt.Errorf("%s: %w", s.name, state.Err)
+	if s.role == nil && state.Phase == part.Failed {
+		m.fatal = errors.Join(m.fatal, fmt.Errorf("%s: %w", s.name, state.Err))
 		m.stopping = true
 	}
+	s.over = !asked && (state.Phase == part.Done || state.Phase == part.Failed)
 }

@@ -603,7 +603,7 @@ func TestDrain(t *testing.T) {
 			if err := stop(); err != nil {
 				t.Error(err)
 			}
-			if got := log.take(); got != "+a drains -a" || time.Since(begun) != want {
+			if got := log.take(); got != "+a drains -a" || time.Since(begun).Round(100*time.Millisecond) != want {
 				t.Errorf("%s after %v, want %v", got, time.Since(begun), want)
 			}
 		})

@@ -28,25 +28,44 @@ type node struct {
 
 	mu    sync.Mutex // held while something is announced or published, so that nothing comes after the end
 	ended bool
+	said  []view.Condition
 }
 
-// run runs a role once, and withdraws all that it said when it ends.
+// run runs a role once, and withdraws all that it said as soon as it is about to end: when Run has returned, or one of the
+// goroutines beside it has failed, whatever else takes its time.
 func (m *Manager) run(ctx context.Context, s *slot) error {
 	if p, ok := s.role.(Privileged); ok {
 		if err := p.Lacks(); err != nil {
 			return &lack{err}
 		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
 	n := &node{m: m, role: s.name, log: s.log, group: part.NewGroup(ctx)}
 	s.node.Store(n)
 	defer n.end()
+	within := n.group.Context()
+	beside := context.AfterFunc(within, func() {
+		if ctx.Err() == nil { // one of the goroutines failed
+			part.Ending(ctx, context.Cause(within))
+			n.end()
+		}
+	})
 	err := part.Call(func() error {
 		part.Ready(ctx)
-		return s.role.Run(n.group.Context(), n)
+		return s.role.Run(within, n)
 	})
-	n.mu.Lock()
-	n.ended = true
-	n.mu.Unlock()
+	beside()
+	switch {
+	case within.Err() != nil: // why Run returned
+		part.Ending(ctx, context.Cause(within))
+	case err != nil:
+		part.Ending(ctx, err)
+	default:
+		part.Ending(ctx, part.ErrEnded)
+	}
+	n.end()
 	n.group.Cancel() // what is beside it
 	if failed := n.group.Wait(); failed != nil {
 		return failed // which is why Run returned
@@ -130,6 +149,10 @@ func (n *node) Report(c ...view.Condition) {
 	for i := range c {
 		c[i].Subject = cmp.Or(c[i].Subject, n.role)
 	}
+	if slices.Equal(c, n.said) {
+		return
+	}
+	n.said = c
 	n.m.reports.set(n.role, c)
 	n.m.wake()
 }

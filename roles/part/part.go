@@ -13,7 +13,8 @@ type Part struct {
 	// Name is what errors and logs call it.
 	Name string
 	// Run runs until ctx ends. What it returns then does not matter. An earlier end is a failure, also with nil, unless
-	// the error is, or wraps, ErrDone; and one made by Fatal is not tried again.
+	// the error is, or wraps, ErrDone, and one made by Fatal is not tried again. A part that is done is run again if one
+	// that runs with it fails.
 	Run func(ctx context.Context) error
 	// Signals: Run calls Ready with its context, and the part is not healthy before. Else it is once Run was called.
 	Signals bool
@@ -25,12 +26,27 @@ type Part struct {
 // Ready says that the part is ready whose Run was given ctx, or one made from it. Once more is harmless, and so is a ctx
 // of no part.
 func Ready(ctx context.Context) {
-	if signal, ok := ctx.Value(readyKey{}).(func()); ok {
-		signal()
+	if s, ok := ctx.Value(signalsKey{}).(signals); ok {
+		s.ready()
 	}
 }
 
-type readyKey struct{}
+// Ending says that the part is about to end, with an error, whose Run was given ctx, or one made from it: it, and those
+// that run with it, are stopped, even if what remains to be done by it takes its time. What Run returns then does not
+// matter. An error that is nil, or ErrDone, is for Run to return.
+func Ending(ctx context.Context, err error) {
+	if s, ok := ctx.Value(signalsKey{}).(signals); ok && err != nil && !errors.Is(err, ErrDone) {
+		s.ending(err)
+	}
+}
+
+type signalsKey struct{}
+
+// signals are what a part says before it returns.
+type signals struct {
+	ready  func()
+	ending func(error)
+}
 
 var (
 	// ErrDone is what a part returns that has nothing more to do, and is not to be run again.
@@ -81,9 +97,25 @@ func guard(f func() error, end func(error)) {
 		if v := recover(); v != nil {
 			err = &PanicError{v, debug.Stack()}
 		}
-		end(err)
+		end(sound(err))
 	}()
 	err = f()
+}
+
+// sound returns err as one that can be asked: some, as a nil pointer of a type that has fields, panic when they are.
+func sound(err error) (out error) {
+	if err == nil {
+		return nil
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			out = fmt.Errorf("an error of type %T that panics when it is looked at: %v", err, v)
+		}
+	}()
+	_ = err.Error()
+	_ = errors.Is(err, errGoexit)
+	_, _ = errors.AsType[*PanicError](err)
+	return err
 }
 
 // Call returns what f returns, and of a panic of it a *PanicError.

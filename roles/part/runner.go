@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -73,6 +74,8 @@ type Runner struct {
 
 	mu      sync.Mutex
 	serving bool
+	last    bool          // parts that end are not begun again
+	lasts   chan struct{} // capacity 1: last was set
 }
 
 // New returns a Runner of parts which begin and end together. It panics without a part, and with one that does not run.
@@ -100,7 +103,7 @@ func New(name string, o Options, parts ...Part) *Runner {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{name: name, parts: slices.Clone(parts), o: o, restart: make(chan struct{}, 1)}
+	r := &Runner{name: name, parts: slices.Clone(parts), o: o, restart: make(chan struct{}, 1), lasts: make(chan struct{}, 1)}
 	r.state.Set(State{Phase: Stopped})
 	return r
 }
@@ -127,6 +130,25 @@ func (r *Runner) Restart() {
 	}
 }
 
+// Last has the parts not be begun again once they end, which is no failure then: Serve returns nil. false takes it back.
+// It holds until Serve returns.
+func (r *Runner) Last(last bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last = last && r.serving; r.last {
+		select {
+		case r.lasts <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (r *Runner) isLast() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
 // errServing is what a second Serve at a time returns.
 var errServing = errors.New("part: already served")
 
@@ -138,10 +160,12 @@ func (r *Runner) Serve(ctx context.Context) error {
 		r.mu.Unlock()
 		return errServing
 	}
-	r.serving = true
-	select {
-	case <-r.restart: // meant for an earlier one
-	default:
+	r.serving, r.last = true, false
+	for _, c := range []chan struct{}{r.restart, r.lasts} {
+		select {
+		case <-c: // meant for an earlier one
+		default:
+		}
 	}
 	r.mu.Unlock()
 	defer func() {
@@ -152,7 +176,11 @@ func (r *Runner) Serve(ctx context.Context) error {
 	r.state.Set(State{Phase: Stopped, Since: time.Now()})
 	pauses := backoff.ExponentialBackOff{InitialInterval: r.o.Initial, Multiplier: 2, RandomizationFactor: 0.5, MaxInterval: r.o.Max}
 	pauses.Reset()
-	for first := true; ctx.Err() == nil; first = false {
+	for first := true; ctx.Err() == nil && !r.isLast(); first = false {
+		select {
+		case <-r.restart: // it begins anew anyhow
+		default:
+		}
 		r.state.Update(func(s State) State {
 			if !first {
 				s.Restarts++
@@ -168,7 +196,7 @@ func (r *Runner) Serve(ctx context.Context) error {
 		}
 		pause := max(0, minPause-time.Since(begun))
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil || r.isLast() && err != nil:
 			continue
 		case errors.Is(err, errRestart):
 			r.o.Logger.Info("restarts, as it was asked to", "part", r.name)
@@ -224,6 +252,7 @@ func (r *Runner) pause(ctx context.Context, d time.Duration, err error) {
 	begun := time.Now()
 	select {
 	case <-ctx.Done():
+	case <-r.lasts:
 	case <-t.C:
 	case <-r.restart:
 		t.Reset(max(0, minPause-time.Since(begun)))
@@ -254,36 +283,41 @@ func (a *attempt) run(ctx context.Context) error {
 	parts := a.r.parts
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ends := make(chan ended, len(parts))
-	ready := make(chan struct{}, len(parts))
+	ends := make(chan ended, len(parts)+1)
+	ready, endings := make(chan struct{}, len(parts)), make(chan ended, len(parts))
+	done := make([]atomic.Bool, len(parts))
 	for i, p := range parts {
-		signal := sync.OnceFunc(func() { ready <- struct{}{} })
-		ctx := context.WithValue(ctx, readyKey{}, signal)
+		says := signals{sync.OnceFunc(func() { ready <- struct{}{} }), nil}
+		var once sync.Once
+		says.ending = func(err error) { once.Do(func() { endings <- ended{i, sound(err)} }) }
+		ctx := context.WithValue(ctx, signalsKey{}, says)
 		go guard(func() error {
 			if !p.Signals {
-				signal()
+				says.ready()
 			}
 			return p.Run(ctx)
-		}, func(err error) { ends <- ended{i, err} })
+		}, func(err error) {
+			done[i].Store(true)
+			says.ready() // or nobody would wait for what the others do
+			ends <- ended{i, err}
+		})
 	}
+	left, unready := len(parts), len(parts)
 	probes := make(chan error, 2) // at most nil, once it is healthy, and why it is not any more
-	var probing sync.WaitGroup
-	defer probing.Wait()
+	const probing = -1            // as the part that ends
 	probe := func() {
 		if !slices.ContainsFunc(parts, func(p Part) bool { return p.Probe != nil }) {
 			probes <- nil
 			return
 		}
-		probing.Go(func() {
-			guard(func() error { return a.probe(ctx, probes) }, func(err error) {
-				if err != nil {
-					probes <- err
-				}
-			})
+		left++
+		go guard(func() error { return a.probe(ctx, done, probes) }, func(err error) {
+			if err != nil {
+				probes <- err
+			}
+			ends <- ended{probing, nil}
 		})
 	}
-	defer cancel(nil) // before the probes are awaited
-
 	var result error
 	fail := func(i int, err error) {
 		result = fmt.Errorf("%s: %w", parts[i].Name, err)
@@ -295,10 +329,10 @@ func (a *attempt) run(ctx context.Context) error {
 	for i := range running {
 		running[i] = true
 	}
-	left, unready := len(parts), len(parts)
+	asking := false
 	for stopping := false; left > 0; {
 		var late <-chan time.Time
-		var done <-chan struct{}
+		var stopped <-chan struct{}
 		restart := a.r.restart
 		if stopping {
 			restart = nil // it is on its way
@@ -308,7 +342,7 @@ func (a *attempt) run(ctx context.Context) error {
 				late = t.C
 			}
 		} else {
-			done = ctx.Done()
+			stopped = ctx.Done()
 		}
 		stop := func() {
 			stopping, a.ended = true, time.Now()
@@ -317,14 +351,21 @@ func (a *attempt) run(ctx context.Context) error {
 		}
 		select {
 		case e := <-ends:
+			left--
+			if e.part == probing {
+				asking = false
+				continue
+			}
 			running[e.part] = false
-			if left--; !stopping {
+			if !stopping {
 				a.ended = time.Now()
 			}
 			switch {
 			case stopping || ctx.Err() != nil:
 			case errors.Is(e.err, ErrDone):
-				continue
+				if slices.Contains(running, true) {
+					continue
+				}
 			case e.err == nil:
 				fail(e.part, ErrEnded)
 			default:
@@ -333,9 +374,15 @@ func (a *attempt) run(ctx context.Context) error {
 			if !stopping && left > 0 {
 				stop()
 			}
+		case e := <-endings:
+			if !stopping && running[e.part] && ctx.Err() == nil {
+				fail(e.part, e.err)
+				stop()
+			}
 		case <-ready:
-			if unready--; unready == 0 && !stopping {
+			if unready--; unready == 0 && !stopping && slices.Contains(running, true) {
 				probe()
+				asking = slices.ContainsFunc(parts, func(p Part) bool { return p.Probe != nil })
 			}
 		case err := <-probes:
 			switch {
@@ -352,7 +399,7 @@ func (a *attempt) run(ctx context.Context) error {
 		case <-restart:
 			result = errRestart
 			stop()
-		case <-done:
+		case <-stopped:
 			stop()
 		case <-late:
 			var busy []string
@@ -360,6 +407,9 @@ func (a *attempt) run(ctx context.Context) error {
 				if is {
 					busy = append(busy, parts[i].Name)
 				}
+			}
+			if asking {
+				busy = append(busy, "the probe of "+a.r.name)
 			}
 			a.r.o.Logger.Error("was told to end, and does not", "part", a.r.name, "running", busy, "after", a.r.o.Patience)
 			a.r.state.Update(func(s State) State { s.Busy = busy; return s })
@@ -370,12 +420,12 @@ func (a *attempt) run(ctx context.Context) error {
 
 // probe asks all parts until they are healthy, sends nil, and then asks now and then. Its error is that of a part that
 // is not any more.
-func (a *attempt) probe(ctx context.Context, healthy chan<- error) error {
+func (a *attempt) probe(ctx context.Context, done []atomic.Bool, healthy chan<- error) error {
 	every := a.r.o.Probe
 	wait := min(every, 100*time.Millisecond)
 	bad, was := 0, false
 	for {
-		err := a.ask(ctx)
+		err := a.ask(ctx, done)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -391,7 +441,7 @@ func (a *attempt) probe(ctx context.Context, healthy chan<- error) error {
 			}
 			wait = every
 		default:
-			wait = min(2*wait, every)
+			wait = min(2*wait, every, time.Second) // somebody may wait for it
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -403,12 +453,12 @@ func (a *attempt) probe(ctx context.Context, healthy chan<- error) error {
 	}
 }
 
-// ask probes each part once.
-func (a *attempt) ask(ctx context.Context) error {
+// ask probes each part once that is not done.
+func (a *attempt) ask(ctx context.Context, done []atomic.Bool) error {
 	ctx, cancel := context.WithTimeout(ctx, a.r.o.Probe)
 	defer cancel()
-	for _, p := range a.r.parts {
-		if p.Probe == nil {
+	for i, p := range a.r.parts {
+		if p.Probe == nil || done[i].Load() {
 			continue
 		}
 		if err := p.Probe(ctx); err != nil {

@@ -1,7 +1,6 @@
 package podnetwork
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -65,6 +64,7 @@ func (f *file) Current() (Reading, <-chan struct{}) {
 }
 
 func (f *file) Run(ctx context.Context) error {
+	defer f.v.Set(Reading{}) // what is known then is of no time
 	t := time.NewTicker(Every)
 	defer t.Stop()
 	for {
@@ -170,7 +170,7 @@ type cniRange struct {
 // parseCNI reads the networks of a CNI configuration.
 func parseCNI(path string, data []byte) ([]Network, error) {
 	var c cniConf
-	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&c); err != nil {
+	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("%s: is no CNI configuration, or half of one: %w", path, err)
 	}
 	all := []*ipam{c.IPAM}

@@ -12,17 +12,22 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
 	"github.com/warren-mesh/warren/roles"
+	"github.com/warren-mesh/warren/roles/part"
 )
 
 // Name is that of the role.
 const Name = "pod-network"
 
-// Unreadable is the condition of a source that cannot be read. What it said last holds.
-const Unreadable view.Kind = "pod-network-unreadable"
+// The conditions of the role.
+const (
+	Unreadable   view.Kind = "pod-network-unreadable"    // the source cannot be read; what it said last holds
+	NotAnnounced view.Kind = "pod-network-not-announced" // the mesh does not take a network, or there is none
+)
 
 // Network is a network of pods.
 type Network struct {
@@ -78,9 +83,15 @@ func (r *Role) Name() string { return Name }
 
 // Run implements roles.Role.
 func (r *Role) Run(ctx context.Context, n roles.Node) error {
-	n.Go("reading the networks", func(ctx context.Context) error { return r.source.Run(ctx) })
+	n.Go("reading the networks", func(ctx context.Context) error {
+		if err := r.source.Run(ctx); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return part.ErrEnded
+	})
 	defer r.known.Store(false)
 	var was []prefixes.Announcement
+	var refused error
 	for first := true; ; {
 		is, changed := r.source.Current()
 		var wrong []view.Condition
@@ -88,24 +99,30 @@ func (r *Role) Run(ctx context.Context, n roles.Node) error {
 			wrong = append(wrong, view.Condition{Kind: Unreadable, Message: is.Err.Error(), Remedy: "the networks that were known last are announced until it can be read"})
 		}
 		if now := Announcements(is.Networks...); is.Known && (first || !slices.Equal(now, was)) {
-			// What it is announced in spite of is in the mesh's own conditions.
-			if err := n.Announce(now...); errors.Is(err, roles.ErrEnded) {
-				return err
-			} else if err != nil {
-				n.Logger().Warn("not all networks are announced", "err", err)
+			refused = n.Announce(now...)
+			if errors.Is(refused, roles.ErrEnded) {
+				return refused
 			}
 			n.Logger().Info("announces the pods' networks", "networks", now)
 			was, first = now, false
-			r.known.Store(true)
+			// Of several, others may be taken.
+			r.known.Store(refused == nil || len(now) > 1)
+		}
+		if refused != nil {
+			wrong = append(wrong, view.Condition{Kind: NotAnnounced, Message: refused.Error()})
 		}
 		n.Report(wrong...)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+			time.Sleep(pace)
 		}
 	}
 }
+
+// pace is how long there is between two looks at least, whatever a Source says.
+const pace = 10 * time.Millisecond
 
 // Probe implements roles.Prober: it is healthy once it has announced.
 func (r *Role) Probe(context.Context) error {
