@@ -10,9 +10,9 @@ import (
 
 	"github.com/warren-mesh/warren/examples/agent/internal/relay"
 	"github.com/warren-mesh/warren/examples/agent/internal/ula"
-	"github.com/warren-mesh/warren/roles/hostaddr"
 	"github.com/warren-mesh/warren/mesh"
 	"github.com/warren-mesh/warren/mesh/record"
+	"github.com/warren-mesh/warren/roles/hostaddr"
 )
 
 // lookAgain is how often the host's addresses are looked at. Not every system tells of their changes.
