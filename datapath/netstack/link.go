@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -40,6 +41,10 @@ type link struct {
 	out queue // to the device
 	in  queue // to this node itself
 
+	several bool         // processors
+	begun   time.Time    // the clock of rests
+	rests   atomic.Int64 // until when receive does not yield
+
 	answer func(netip.Addr) bool // whether echo requests to one of Local are for the stack to answer
 	allow  func() bool           // whether one more ICMP error may be sent now
 	pings  *pings                // who waits for answers that the stack does not know of
@@ -61,7 +66,7 @@ const (
 const maxSegment = 48*1340 + 161
 
 func newLink(mtu int) *link {
-	l := &link{}
+	l := &link{several: runtime.GOMAXPROCS(0) > 1, begun: time.Now()}
 	l.table.Store(newTable())
 	l.mtu.Store(uint32(mtu))
 	l.batches.New = func() any { return &offload.Coalescer{Holes: &l.holes} }
@@ -171,12 +176,26 @@ func (l *link) refuse(pkt *stack.PacketBuffer) {
 // arrive meanwhile anyhow. With 1 % lost each way at 20 ms of round trip that is a fifth faster.
 func (l *link) receive(bufs [][]byte, offset int) {
 	if n := len(bufs); n < conn.IdealBatchSize/4 {
-		for part := max(2, n/4); len(bufs) > part; bufs = bufs[part:] {
+		for part := max(2, n/4); len(bufs) > part && l.yields(); bufs = bufs[part:] {
 			l.receiveBatch(bufs[:part], offset)
-			runtime.Gosched()
+			l.yield()
 		}
 	}
 	l.receiveBatch(bufs, offset)
+}
+
+// yields reports whether others may be let run: that there are others, and that it did not take long the last time. On one
+// processor, or beside those who compute, it may take them tens of milliseconds.
+func (l *link) yields() bool {
+	return l.several && time.Since(l.begun) >= time.Duration(l.rests.Load())
+}
+
+func (l *link) yield() {
+	before := time.Since(l.begun)
+	runtime.Gosched()
+	if after := time.Since(l.begun); after-before > 200*time.Microsecond {
+		l.rests.Store(int64(after + time.Second))
+	}
 }
 
 func (l *link) receiveBatch(bufs [][]byte, offset int) {

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"strconv"
 )
 
 // processors is how many of so many processors an agent uses at once: half of them. The packets of a TUN are sealed in
@@ -13,7 +14,7 @@ func processors(have int) int { return max(1, have/2) }
 
 // limitProcessors keeps this process to its processors, if GOMAXPROCS does not say how many they are.
 func limitProcessors(log *slog.Logger) {
-	if os.Getenv("GOMAXPROCS") != "" {
+	if n, err := strconv.Atoi(os.Getenv("GOMAXPROCS")); err == nil && n > 0 { // which the runtime has taken
 		return
 	}
 	have := runtime.GOMAXPROCS(0) // which heeds the limits of a control group

@@ -527,3 +527,18 @@ func TestSendWhileOpeningAndClosing(t *testing.T) {
 		}
 	}
 }
+
+// Strangers, however many, have nothing forgotten of who is heard meanwhile.
+func TestPathAmongStrangers(t *testing.T) {
+	var es endpoints
+	peer, here := netip.MustParseAddrPort("192.0.2.1:51820"), netip.MustParseAddr("192.0.2.9")
+	e := es.get(peer, here, 1)
+	e.path.refused(1400)
+	for i := range maxEndpoints {
+		es.get(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}), 9), here, 1)
+		es.get(peer, here, 1) // which is heard all the time
+	}
+	if g := es.get(peer, here, 1); g != e || g.path.joins() != 1399 {
+		t.Errorf("after %d strangers packets to the peer are joined up to %d bytes, and its endpoint is the same: %t", maxEndpoints, g.path.joins(), g == e)
+	}
+}

@@ -7,6 +7,7 @@ type endpoints struct {
 	last heard
 	ep   *Endpoint
 	all  map[heard]*Endpoint
+	old  map[heard]*Endpoint // the generation before; who is heard again goes over to all
 }
 
 // heard is from where packets came, and to which address.
@@ -16,7 +17,7 @@ type heard struct {
 	on   int
 }
 
-// maxEndpoints bounds what strangers can have remembered.
+// maxEndpoints bounds what strangers can have remembered, in each of two generations: who is heard of meanwhile stays.
 const maxEndpoints = 4096
 
 func (es *endpoints) get(from netip.AddrPort, to netip.Addr, on int) *Endpoint {
@@ -28,15 +29,24 @@ func (es *endpoints) get(from netip.AddrPort, to netip.Addr, on int) *Endpoint {
 		return es.ep
 	}
 	e := es.all[h]
+	aged := e == nil
+	if aged {
+		e = es.old[h]
+	}
 	if e == nil || e.forgot.Load() { // which is known again
-		if es.all == nil || len(es.all) >= maxEndpoints {
-			es.all = make(map[heard]*Endpoint)
-		}
 		fresh := newEndpoint(from, to, on)
 		if e != nil {
 			fresh.path.learn(&e.path)
 		}
-		e = fresh
+		e, aged = fresh, true
+	}
+	if aged {
+		if _, there := es.all[h]; !there && len(es.all) >= maxEndpoints {
+			es.old, es.all = es.all, nil
+		}
+		if es.all == nil {
+			es.all = make(map[heard]*Endpoint)
+		}
 		es.all[h] = e
 	}
 	es.last, es.ep = h, e

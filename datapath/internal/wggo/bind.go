@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"unsafe"
 
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
@@ -128,12 +129,11 @@ const (
 )
 
 func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
-	idle := newIdleTimer()
+	idle, kept := newIdleTimer(), new(taken)
 	return func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+		b.in.enter(kept.count(packets))
 		b.in.wait(idle)
 		n, err := fn(packets, sizes, eps)
-		transport := 0
-		defer func() { b.in.enter(transport) }()
 		waiting := b.watch.waiting.Load() > 0
 		for i := range n {
 			if sizes[i] < 4 {
@@ -157,8 +157,8 @@ func (b *bind) receive(fn conn.ReceiveFunc) conn.ReceiveFunc {
 					waiting = false
 					b.watch.signal()
 				}
-				if packets[i][0] == transportData && sizes[i] > device.MessageKeepaliveSize {
-					transport++
+				if carries(packets[i][:sizes[i]]) {
+					kept.gave(i, unsafe.SliceData(packets[i]))
 				}
 			}
 		}
@@ -182,8 +182,19 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			return nil
 		}
 	}
+	packets := 0
+	for _, m := range bufs {
+		if carries(m) {
+			packets++
+		}
+	}
+	if packets > 0 {
+		b.out.leaving()
+	}
 	err := b.deliver(bufs, ep)
-	b.out.leave(len(bufs))
+	if packets > 0 {
+		b.out.left(packets)
+	}
 	if initiation && !errors.Is(err, net.ErrClosed) {
 		b.tried(ep.DstToString(), err)
 		return nil

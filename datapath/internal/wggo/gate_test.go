@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 )
 
@@ -18,6 +20,12 @@ func waits(g *gate) *atomic.Bool {
 	}()
 	synctest.Wait()
 	return through
+}
+
+// pass has packets come out.
+func pass(g *gate, n int) {
+	g.leaving()
+	g.left(n)
 }
 
 // A gate that is full opens with what comes out, and for all who wait, without any time going by.
@@ -34,12 +42,12 @@ func TestGate(t *testing.T) {
 			t.Fatal("full, and open")
 		}
 		begun := time.Now()
-		g.leave(50)
+		pass(g, 50)
 		synctest.Wait()
 		if a.Load() || b.Load() {
 			t.Error("still full, and open")
 		}
-		g.leave(50)
+		pass(g, 50)
 		synctest.Wait()
 		if !a.Load() || !b.Load() {
 			t.Errorf("not full any more, and closed to one of two: %v, %v", a.Load(), b.Load())
@@ -47,7 +55,7 @@ func TestGate(t *testing.T) {
 		if d := time.Since(begun); d != 0 {
 			t.Errorf("it took %v", d)
 		}
-		if n := g.waiting.Load(); n != 0 {
+		if n := g.waiting; n != 0 {
 			t.Errorf("%d wait for ever", n)
 		}
 	})
@@ -66,15 +74,15 @@ func TestGateForgets(t *testing.T) {
 			}
 			time.Sleep(time.Nanosecond)
 			synctest.Wait()
-			if !through.Load() || g.inside.Load() != 0 {
-				t.Fatalf("it is open: %v, with %d inside", through.Load(), g.inside.Load())
+			if !through.Load() || g.inside != 0 {
+				t.Fatalf("it is open: %v, with %d inside", through.Load(), g.inside)
 			}
 		}
 		g.enter(10 * gateLimit)
 		through := waits(g)
 		for range 5 {
 			time.Sleep(gateIdle / 2)
-			g.leave(1)
+			pass(g, 1)
 			synctest.Wait()
 		}
 		if through.Load() {
@@ -88,14 +96,55 @@ func TestGateForgets(t *testing.T) {
 	})
 }
 
-// What wireguard-go sends by itself leaves no more room than there is.
-func TestGateOwnPackets(t *testing.T) {
-	g := newGate()
-	g.leave(1000)
-	g.wait(newIdleTimer())
-	g.enter(gateLimit)
-	if n := g.inside.Load(); n != gateLimit {
-		t.Errorf("%d inside, want %d", n, gateLimit)
+// What is taken out slowly is not forgotten, and what was forgotten and comes out all the same makes no room.
+func TestGateSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		g.enter(gateLimit)
+		g.leaving()
+		through := waits(g)
+		time.Sleep(time.Hour)
+		if through.Load() {
+			t.Fatal("it opened while packets were being taken out")
+		}
+		g.left(0)
+		time.Sleep(2 * gateIdle)
+		synctest.Wait()
+		if !through.Load() {
+			t.Fatal("closed")
+		}
+		g.enter(gateLimit)
+		pass(g, gateLimit) // those of before
+		if g.inside != gateLimit {
+			t.Errorf("%d are inside, want %d", g.inside, gateLimit)
+		}
+		pass(g, gateLimit)
+		if g.inside != 0 {
+			t.Errorf("%d are inside, want none", g.inside)
+		}
+	})
+}
+
+// WireGuard's own messages are none of a gate's, and what nobody keeps was not taken.
+func TestTaken(t *testing.T) {
+	buffer := func(b byte, size int) []byte { return append([]byte{b, 0, 0, 0}, make([]byte, size-4)...) }
+	for _, test := range []struct {
+		msg  []byte
+		want bool
+	}{{buffer(4, 33), true}, {buffer(4, 32), false}, {buffer(1, 148), false}, {buffer(2, 92), false}, {nil, false}} {
+		if carries(test.msg) != test.want {
+			t.Errorf("%d bytes of type %v: %v", len(test.msg), test.msg, !test.want)
+		}
+	}
+	var kept taken
+	a, b, c := buffer(4, 100), buffer(4, 100), buffer(4, 100)
+	kept.gave(0, &a[0])
+	kept.gave(2, &c[0])
+	if n := kept.count([][]byte{a, b, buffer(4, 100)}); n != 1 {
+		t.Errorf("%d were kept, want 1", n)
+	}
+	if n := kept.count([][]byte{b, a, c}); n != 0 {
+		t.Errorf("%d were kept, want none", n)
 	}
 }
 
@@ -124,13 +173,13 @@ func TestGated(t *testing.T) {
 		}
 		for sent := 0; sent+2*batch <= 1000; sent += batch {
 			before := read
-			d.out.leave(batch)
+			pass(d.out, batch)
 			synctest.Wait()
 			if read != min(before+batch, 1000) {
 				t.Errorf("%d packets were read after %d were sent, before it were %d", read, batch, before)
 			}
 		}
-		d.out.leave(1000)
+		pass(d.out, 1000)
 		synctest.Wait()
 		d.in.enter(gateLimit)
 		through := waits(d.in)
@@ -149,8 +198,41 @@ func TestGateAllocates(t *testing.T) {
 	bufs, sizes := make([][]byte, 100), make([]int, 100)
 	if n := testing.AllocsPerRun(100, func() {
 		_, _ = d.Read(bufs, sizes, 0)
-		d.out.leave(100)
+		pass(d.out, 100)
 	}); n != 0 {
 		t.Errorf("%v allocations a batch", n)
+	}
+}
+
+// What strangers send, and wireguard-go does not keep, takes no room: it brings the same buffers again.
+func TestGateJunk(t *testing.T) {
+	b := &bind{watch: &watch{wake: make(chan struct{}, 1)}, in: newGate(), out: newGate()}
+	fn := b.receive(func(_ [][]byte, sizes []int, _ []conn.Endpoint) (int, error) {
+		for i := range sizes {
+			sizes[i] = device.MessageKeepaliveSize + 1
+		}
+		return len(sizes), nil
+	})
+	packets, sizes, eps := make([][]byte, 128), make([]int, 128), make([]conn.Endpoint, 128)
+	fresh := func(i int) {
+		packets[i] = make([]byte, 64)
+		packets[i][0] = transportData
+	}
+	for i := range packets {
+		fresh(i)
+	}
+	for range 100 {
+		if _, err := fn(packets, sizes, eps); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.in.inside != 0 {
+		t.Errorf("%d packets of strangers are inside", b.in.inside)
+	}
+	for i := range 50 { // which it keeps
+		fresh(i)
+	}
+	if _, err := fn(packets, sizes, eps); err != nil || b.in.inside != 50 {
+		t.Errorf("%d are inside, want 50, %v", b.in.inside, err)
 	}
 }
