@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -326,5 +327,32 @@ func TestMissing(t *testing.T) {
 				t.Errorf("status %d, %s", statusOf(err), out)
 			}
 		})
+	}
+}
+
+// A guest whose kernel panics before the program is started is booted again, and then again, but no more.
+func TestBootAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots virtual machines: leave out -short")
+	}
+	vmrun, guest := build(t)
+	need(t, vmrun, "6.1")
+	real, err := exec.LookPath(qemu)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for panics, want := range map[int]int{boots - 1: 0, boots: statusDied} {
+		dir := t.TempDir()
+		count := filepath.Join(dir, "count")
+		script := fmt.Sprintf("#!/bin/sh\necho x >> %[1]s\nif [ $(wc -l < %[1]s) -le %[2]d ]; then echo 'Kernel panic - not syncing: at boot'; exit 0; fi\nexec %[3]s \"$@\"\n", count, panics, real)
+		if err := os.WriteFile(filepath.Join(dir, qemu), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		r := do(t, vmrun, guest, "", "-kernel", "6.1")
+		tries, _ := os.ReadFile(count)
+		if r.status != want || len(tries)/2 != boots || strings.Count(r.errors, "booted again: the guest's kernel panicked: not syncing: at boot") != boots-1 {
+			t.Errorf("%d panics: %d boots, %+v", panics, len(tries)/2, r)
+		}
 	}
 }
