@@ -107,6 +107,8 @@ func TestLossInBursts(t *testing.T) {
 	if err := errors.Join(err, <-result); err != nil {
 		t.Fatal(err)
 	}
+	q.mu.Lock() // the end of the connection may still be on its way
+	defer q.mu.Unlock()
 	t.Logf("%d MiB in %v, of %d packets %d were lost", size>>20, time.Since(begun).Round(time.Millisecond), q.sent, q.lost)
 }
 
