@@ -749,3 +749,35 @@ func TestDir(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What a Run says is not withdrawn by the end of an earlier one, however late that is.
+func TestLateEnd(t *testing.T) {
+	mesh := newTestMesh()
+	m, err := New(Config{Assigned: Static(), Mesh: mesh})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := func(n *node, want int) {
+		t.Helper()
+		v, _ := n.Published("x")
+		if got := mesh.announced(); len(got) != want || v != nil != (want == 1) {
+			t.Errorf("announced are %v, published is %v", got, v)
+		}
+	}
+	say := func() *node {
+		n := &node{m: m, role: "a"}
+		if err := errors.Join(n.Announce(prefixes.Announcement{Prefix: netip.MustParsePrefix("10.1.0.0/16")}), n.Publish("x", 1)); err != nil {
+			t.Fatal(err)
+		}
+		said(n, 1)
+		return n
+	}
+	first := say()
+	first.end()
+	said(first, 0)
+	second := say()
+	first.end()
+	said(second, 1)
+	second.end()
+	said(second, 0)
+}

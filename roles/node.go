@@ -78,12 +78,15 @@ type lack struct{ error }
 
 func (l *lack) Unwrap() error { return l.error }
 
-// end withdraws what the role said, and has it say no more, whether it returned or not.
+// end withdraws what the role said, and has it say no more, whether it returned or not. Only the first call does, and
+// none returns before that is done: what the next Run of the role says is not for an earlier one to withdraw.
 func (n *node) end() {
 	n.mu.Lock()
-	n.ended = true
-	n.mu.Unlock()
-	n.m.withdraw(n.role)
+	defer n.mu.Unlock()
+	if !n.ended {
+		n.ended = true
+		n.m.withdraw(n.role)
+	}
 }
 
 // withdraw withdraws what a role announced and published.
