@@ -15,9 +15,10 @@ import (
 
 // look makes a View of what there is, and of what Assigned says is wrong, and hands it out if it is another one.
 func (m *Manager) look(now time.Time, of []view.Condition) {
-	v := View{Running: m.running, Known: m.known, Generation: m.generation}
-	v.Assigned = slices.Sorted(maps.Keys(m.assigned))
-	var found []view.Condition
+	v := View{Running: m.running, Known: m.known, Generation: m.generation, Roles: []State{}, Services: []State{}} // [] in JSON
+	v.Assigned = slices.AppendSeq([]string{}, maps.Keys(m.assigned))
+	slices.Sort(v.Assigned)
+	found := []view.Condition{}
 	say := func(k view.Kind, subject, remedy, format string, a ...any) {
 		found = append(found, view.Condition{Kind: k, Subject: subject, Message: fmt.Sprintf(format, a...), Remedy: remedy})
 	}

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -780,4 +781,37 @@ func TestLateEnd(t *testing.T) {
 	said(second, 1)
 	second.end()
 	said(second, 0)
+}
+
+// The View is JSON for those who are told of it: in lower case, and with nothing null.
+func TestViewJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := New(Config{Assigned: Static()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, _ := m.Current()
+		const none = `{"running":false,"known":false,"generation":0,"assigned":[],"roles":[],"services":[],"conditions":[]}`
+		if b, err := json.Marshal(v); err != nil || string(b) != none {
+			t.Errorf("%s, %v", b, err)
+		}
+		fails := &testRole{name: "a", log: new(events), run: func(context.Context, Node) error { return errors.New("test") }}
+		m, stop := start(t, Config{Assigned: Static("a"), Roles: []Role{fails}, Restart: part.Options{Initial: time.Hour, Max: time.Hour}})
+		wait(time.Second)
+		v, _ = m.Current()
+		b, err := json.Marshal(v)
+		for _, part := range []string{
+			`"assigned":["a"]`, `"roles":[{"name":"a","assigned":true,"phase":"backing off","since":"2000-`, `"restarts":0,"error":"test","next":"2000-`,
+			`"conditions":[{"kind":"role-failing","subject":"a","since":"2000-`, `"message":"a fails: test; it is tried again"}]`,
+		} {
+			if !strings.Contains(string(b), part) {
+				t.Errorf("no %s in %s, %v", part, b, err)
+			}
+		}
+		var back View
+		if err := json.Unmarshal(b, &back); err != nil || back.Roles[0].Error != "test" || len(back.Conditions) != 1 {
+			t.Errorf("read again it is %+v, %v", back, err)
+		}
+		_ = stop()
+	})
 }

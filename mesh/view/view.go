@@ -113,12 +113,12 @@ const (
 // is true of many prefixes of a node, or of many things of a host, the first 8 prefixes, or 16 things, have one
 // each, and one without a subject counts the rest.
 type Condition struct {
-	Kind    Kind
-	Node    string // whom it is about; empty: no node in particular
-	Subject string // the prefix, key, endpoint, source or step it is about; may be empty
-	Since   time.Time
-	Message string // what is wrong, naming things and never a private key
-	Remedy  string // what an operator can do; empty where it mends itself
+	Kind    Kind      `json:"kind"`
+	Node    string    `json:"node,omitempty"`    // whom it is about; empty: no node in particular
+	Subject string    `json:"subject,omitempty"` // the prefix, key, endpoint, source or step it is about; may be empty
+	Since   time.Time `json:"since"`
+	Message string    `json:"message"`          // what is wrong, naming things and never a private key
+	Remedy  string    `json:"remedy,omitempty"` // what an operator can do; empty where it mends itself
 }
 
 // String is one line for a log.
