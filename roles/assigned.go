@@ -12,11 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/mesh/watch"
+	"github.com/warren-mesh/warren/roles/internal/textfile"
 )
 
 // Assigned says which roles a node has. One that has to do something for it has a Run(context.Context) error, which
@@ -70,9 +70,6 @@ func (c *conditioned) set(a assignment) {
 // FileEvery is how often a File is read. It is small, and not every file system tells of changes.
 const FileEvery = time.Second
 
-// maxFile bounds what is read of a file, in bytes.
-const maxFile = 1 << 20
-
 // File is the roles that a text file names: one a line, with nothing else but white space, empty lines, and comments
 // that begin with "#". A file that is empty says that there are none. While it is not there, or has anything else in
 // it, what it said last holds, and a condition says which line is wrong. It has to be written in one piece, as by
@@ -118,36 +115,18 @@ func (f *file) read() {
 
 // readNames reads a file of roles.
 func readNames(path string) ([]string, error) {
-	data, err := readAtMost(path, maxFile)
+	data, err := textfile.Read(path)
 	if err != nil {
 		return nil, err
 	}
 	names := []string{}
-	for i, line := range strings.Split(string(data), "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		line = strings.TrimSpace(line)
-		switch {
-		case line == "":
-		case !nameRE.MatchString(line):
-			return nil, fmt.Errorf("%s, line %d: %q is no name of a role", path, i+1, line[:min(len(line), 80)])
-		default:
-			names = append(names, line)
+	for n, line := range textfile.Lines(data) {
+		if !nameRE.MatchString(line) {
+			return nil, fmt.Errorf("%s, line %d: %q is no name of a role", path, n, textfile.Cut(line))
 		}
+		names = append(names, line)
 	}
 	return tidy(names), nil
-}
-
-func readAtMost(path string, most int64) ([]byte, error) {
-	i, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, err
-	case !i.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: is no regular file", path)
-	case i.Size() > most:
-		return nil, fmt.Errorf("%s: has %d bytes, at most %d are read", path, i.Size(), most)
-	}
-	return os.ReadFile(path)
 }
 
 // tidy sorts names and leaves out what is there twice.
@@ -282,7 +261,7 @@ func (c *cached) Run(ctx context.Context) error {
 }
 
 func (c *cached) load() ([]string, error) {
-	data, err := readAtMost(c.path, maxFile)
+	data, err := textfile.Read(c.path)
 	if err != nil {
 		return nil, err
 	}
@@ -300,7 +279,7 @@ func (c *cached) load() ([]string, error) {
 	}
 	for _, n := range f.Roles {
 		if !nameRE.MatchString(n) {
-			return nil, fmt.Errorf("%s is corrupt: %q is no name of a role", c.path, n[:min(len(n), 80)])
+			return nil, fmt.Errorf("%s is corrupt: %q is no name of a role", c.path, textfile.Cut(n))
 		}
 	}
 	return tidy(f.Roles), nil

@@ -14,6 +14,7 @@ import (
 	"github.com/warren-mesh/warren/mesh/record"
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/mesh/watch"
+	"github.com/warren-mesh/warren/roles/internal/textfile"
 )
 
 // runs runs an Assigned in a bubble until the test ends.
@@ -89,7 +90,7 @@ func TestFile(t *testing.T) {
 		}
 		for name, nonsense := range map[string]string{
 			"words": "gateway worker\n", "case": "Worker\n", "binary": "\x00\xff\n", "yaml": "roles: [a]\n",
-			"long": strings.Repeat("a", 1000), "large": strings.Repeat("#", maxFile+1),
+			"long": strings.Repeat("a", 1000), "large": strings.Repeat("#", textfile.Max+1),
 		} {
 			put(nonsense)
 			says(t, name, f, "gateway worker", AssignmentRefused)

@@ -13,19 +13,17 @@ import (
 	"time"
 
 	"github.com/warren-mesh/warren/mesh/watch"
+	"github.com/warren-mesh/warren/roles/internal/textfile"
 )
 
 // Every is how often files are read.
 const Every = time.Second
 
-// maxFile bounds what is read of a file, in bytes.
-const maxFile = 1 << 20
-
 // File is the networks that a text file has: one a line ("10.244.1.0/24"), with nothing else but white space, empty lines
 // and comments that begin with "#". It may be written anew at any time, in one piece: half a file is read as such.
 func File(path string) Source {
 	return &file{path: path, read: func(path string) ([]Network, error) {
-		data, err := readAtMost(path)
+		data, err := textfile.Read(path)
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +42,7 @@ func CNI(path string) Source {
 		if err != nil {
 			return nil, err
 		}
-		data, err := readAtMost(path)
+		data, err := textfile.Read(path)
 		if err != nil {
 			return nil, err
 		}
@@ -92,36 +90,19 @@ func text(err error) string {
 	return err.Error()
 }
 
-func readAtMost(path string) ([]byte, error) {
-	i, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, err
-	case !i.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: is no regular file", path)
-	case i.Size() > maxFile:
-		return nil, fmt.Errorf("%s: has %d bytes, at most %d are read", path, i.Size(), maxFile)
-	}
-	return os.ReadFile(path)
-}
-
 // parseLines reads networks, one a line.
 func parseLines(path string, data []byte) ([]Network, error) {
 	nets := []Network{}
-	for i, line := range strings.Split(string(data), "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		if line = strings.TrimSpace(line); line == "" {
-			continue
-		}
+	for i, line := range textfile.Lines(data) {
 		p, err := netip.ParsePrefix(line)
 		n := Network{Prefix: p}
 		if err != nil {
-			err = fmt.Errorf("%q is no network, as 10.244.1.0/24 is one", line[:min(len(line), 80)])
+			err = fmt.Errorf("%q is no network, as 10.244.1.0/24 is one", textfile.Cut(line))
 		} else {
 			err = check(n)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", path, i+1, err)
+			return nil, fmt.Errorf("%s, line %d: %w", path, i, err)
 		}
 		nets = append(nets, n)
 	}
@@ -212,12 +193,12 @@ func parseCNI(path string, data []byte) ([]Network, error) {
 
 func (r cniRange) network() (n Network, err error) {
 	if n.Prefix, err = netip.ParsePrefix(r.Subnet); err != nil {
-		return n, fmt.Errorf("subnet %q: is no network", r.Subnet[:min(len(r.Subnet), 80)])
+		return n, fmt.Errorf("subnet %q: is no network", textfile.Cut(r.Subnet))
 	}
 	n.Prefix = n.Prefix.Masked() // host-local takes both
 	if r.Gateway != "" {
 		if n.Gateway, err = netip.ParseAddr(r.Gateway); err != nil {
-			return n, fmt.Errorf("gateway %q: is no address", r.Gateway[:min(len(r.Gateway), 80)])
+			return n, fmt.Errorf("gateway %q: is no address", textfile.Cut(r.Gateway))
 		}
 	}
 	return n, check(n)

@@ -16,6 +16,7 @@ import (
 	"github.com/warren-mesh/warren/mesh/view"
 	"github.com/warren-mesh/warren/prefixes"
 	"github.com/warren-mesh/warren/roles"
+	"github.com/warren-mesh/warren/roles/internal/textfile"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,7 +96,7 @@ func TestFiles(t *testing.T) {
 		bad        []string
 	}{
 		"text": {File, text, "10.244.1.0/24 from 10.244.1.1, fd00:1::/64 from fd00:1::1",
-			[]string{"10.244.1", "10.244.1.0/24 10.244.2.0/24", "10.244.1.5/24", "::ffff:10.0.0.0/8", "a\x00b", strings.Repeat("x", maxFile+1)}},
+			[]string{"10.244.1", "10.244.1.0/24 10.244.2.0/24", "10.244.1.5/24", "::ffff:10.0.0.0/8", "a\x00b", strings.Repeat("x", textfile.Max+1)}},
 		"CNI": {CNI, conflist, "10.244.1.0/24 from 10.244.1.254, fd00:1::/64 from fd00:1::1",
 			[]string{conflist[:100], "", "[]", `{}`, `{"ipam":{"type":"dhcp"}}`, `{"ipam":{"type":"host-local"}}`, `{"ipam":{"type":"host-local","subnet":"10.1"}}`,
 				`{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","gateway":"10.2.0.1"}}`, `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24","gateway":"x"}}`}},
